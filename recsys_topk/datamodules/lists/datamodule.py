@@ -23,7 +23,7 @@ from recsys_topk.tabular.export_tables import ItemTable, UserTable, source_names
 from recsys_topk.tabular.features.description import Description, RawFeature
 from recsys_topk.tabular.features.encoder import FeatureEncoder
 from recsys_topk.tabular.schema import LabelKind, Schema
-from recsys_topk.tabular.tables.reader import Source
+from recsys_topk.tabular.tables.reader import Source, TableReader
 
 
 class ListsDataModule(PreparedDataModule):
@@ -144,7 +144,7 @@ class ListsDataModule(PreparedDataModule):
         unused = ("label",) if self.stages is not None else ("stage", "position")
         require_roles(main, roles, self.given_columns, self.stages)
         counts = self._counted and {"item", "time"} <= set(roles)
-        features = self._features(svmlight, roles, counts)
+        features = self._features(main, svmlight, roles, counts)
         described = features.description if isinstance(features, FeatureEncoder) else features
         _check_history(described, roles)
         split = self._rule(readers, roles)
@@ -235,13 +235,14 @@ class ListsDataModule(PreparedDataModule):
         """Return the newest request of each user, or None if there is no user column."""
         return lists_users({split: self.open_shard(split) for split in SPLITS}, self.prepared, items)
 
-    def _features(self, svmlight: bool, roles: dict[str, str], counts: bool) -> Description | FeatureEncoder:
+    def _features(
+        self, main: TableReader, svmlight: bool, roles: dict[str, str], counts: bool
+    ) -> Description | FeatureEncoder:
         if self._described is not None:
             return read_features(self._described)
         if svmlight:
             return Description.from_plain(DESCRIPTION)
-        readers, _, _ = open_sources({0: self._sources[0]}, self._types, self.given_columns)
-        guessed = guess_columns(readers[0], roles).description
+        guessed = guess_columns(main, roles).description
         if not counts:
             return guessed
         made = [RawFeature.from_plain(name, {"kind": "numeric", "transform": "log"}) for name in COUNTS]

@@ -22,6 +22,7 @@ from recsys_topk.tabular.arrow import read_streams, write_columns, write_ids, wr
 from recsys_topk.tabular.features.description import DATA_PARTS, DataPart
 from recsys_topk.tabular.features.encoder import Encoded, FeatureEncoder
 from recsys_topk.tabular.features.fitter import FeatureFitter
+from recsys_topk.tabular.ids.counter import distinct_keys
 from recsys_topk.tabular.schema import VARIANT
 from recsys_topk.tabular.tables.columns import is_number, is_whole, keys_of, lists_of, one_chunk
 from recsys_topk.tabular.tables.times import first_unit
@@ -222,7 +223,7 @@ class ListsPreparation:
 
     def _write(self, encoder: FeatureEncoder) -> None:
         keys = {split: self._items[split].keys() for split in SPLITS}
-        distinct = np.unique(np.concatenate([np.unique(own) for own in keys.values()]))
+        distinct = distinct_keys(np.concatenate([distinct_keys(own)[0] for own in keys.values()]))[0]
         names = self._ids.get("item")
         plain = (names is None or names.texts is None) and distinct[0] >= 0 and distinct[-1] < VARIANT
         if not plain:

@@ -50,7 +50,9 @@ def shown_and_clicked(reader: TableReader) -> tuple[str, str | None] | None:
     return None
 
 
-def open_published(source: Source, types: Mapping[str, str] | None = None) -> TableReader | None:
+def open_published(
+    source: Source, types: Mapping[str, str] | None = None, readers: list[TableReader] | None = None
+) -> TableReader | None:
     """Open a published table, or a folder with one and tables of histories and items; None = it is something else.
 
     The shown items keep their column. The clicked ones become labels: a list of 0 and 1 as long as the shown items. The
@@ -60,8 +62,9 @@ def open_published(source: Source, types: Mapping[str, str] | None = None) -> Ta
         source: A file, any table, or a folder. If its name says that it is one split, e.g. ``train``, the files next to
             it belong to it.
         types: Types of columns of text files that are guessed wrongly.
+        readers: The tables of the source if they are open; None = open them.
     """
-    readers = _readers(source, types)
+    readers = open_readers(source, types) if readers is None else readers
     found = [(reader, columns) for reader in readers if (columns := shown_and_clicked(reader))]
     if len(found) != 1:
         return None
@@ -141,7 +144,8 @@ class _Joined:
         return {new: one_chunk(rows.column(old)) for new, old in chosen.items()}
 
 
-def _readers(source: Source, types: Mapping[str, str] | None) -> list[TableReader]:
+def open_readers(source: Source, types: Mapping[str, str] | None) -> list[TableReader]:
+    """Open the files of a source one by one, with those next to a folder of one split."""
     if not isinstance(source, (str, Path)):
         return [open_table(source, types)]
     places, folder = file_names(source), Path(source).expanduser()

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from recsys_topk.datamodules.lists.nested import flat_rows
-from recsys_topk.datamodules.lists.published import LABEL, SPLIT_NAMED, open_published, shown_and_clicked
+from recsys_topk.datamodules.lists.published import LABEL, SPLIT_NAMED, open_published, open_readers, shown_and_clicked
 from recsys_topk.datamodules.lists.roles import MARKERS, find_columns
 from recsys_topk.datamodules.lists.svmlight import ROLES, largest_index, looks_like_svmlight, open_svmlight
 from recsys_topk.tabular.tables.columns import SPLIT_NAMES
@@ -76,8 +76,12 @@ def open_sources(
             return max(largest_index(source) for source in sources.values())
 
         return {number: open_svmlight(source, width) for number, source in sources.items()}, dict(ROLES), True
-    published = {number: open_published(source, types) for number, source in sources.items()}
-    raw = {number: published[number] or open_table(source, types) for number, source in sources.items()}
+    files = {number: open_readers(source, types) for number, source in sources.items()}
+    published = {number: open_published(source, types, files[number]) for number, source in sources.items()}
+    raw = {
+        number: published[number] or (files[number][0] if len(files[number]) == 1 else open_table(source, types))
+        for number, source in sources.items()
+    }
     marked = shown_and_clicked(published[0]) if published[0] is not None else None
     if marked is not None and not given.get("item") and not given.get("label"):
         given = {**given, "item": marked[0], "label": marked[1] or LABEL}

@@ -210,12 +210,12 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
                 default_fragment_scan_options=pads.ParquetFragmentScanOptions(pre_buffer=False)
             )
         dataset = pads.dataset(places, format=chosen, filesystem=None if local else files)
-        if dataset.head(1).num_rows == 0:
+        rows = dataset.count_rows() if kind in ("parquet", "feather") else None
+        if rows == 0 or (rows is None and dataset.head(1).num_rows == 0):
             raise ValueError(f"{name} has no rows")
         for field in dataset.schema if kind == "csv" else ():
             if pa.types.is_binary(field.type):
                 raise ValueError(f"{name} cannot be read: column {field.name!r} is not UTF-8; {_ENCODING}")
-        rows = dataset.count_rows() if kind in ("parquet", "feather") else None
 
     def scan(columns: list[str]) -> Iterable[pa.RecordBatch]:
         read: Iterable[pa.RecordBatch] = dataset.to_batches(

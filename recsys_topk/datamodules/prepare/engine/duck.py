@@ -180,7 +180,7 @@ class DuckEngine:
             source = f"SELECT min({value}) AS value FROM rows WHERE {self._column('__split')} < 0 "
             source += f"GROUP BY {self._column(first_of)}"
         with self._errors():
-            self._query(f"CREATE OR REPLACE TEMP VIEW sorted AS {source}")
+            self._query(f"CREATE OR REPLACE TEMP {'VIEW' if first_of is None else 'TABLE'} sorted AS {source}")
             number, lowest, highest = self._query("SELECT count(*), min(value), max(value) FROM sorted").fetchall()[0]
 
             def count(low: int, width: int, high: int) -> list[tuple[int, int]]:
