@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 NAME: Final = "work-3"
 """Name of the work folder. Change it if its content changes, so that files of older releases are not used."""
 
-_MEMORY: Final = 400 << 20
+_MEMORY: Final = 100 << 20
+"""Memory of the database per thread."""
+
 _BATCH: Final = 1 << 18
 
 Made = TypeVar("Made")
@@ -55,8 +57,8 @@ class DuckEngine:
         folder: The folder to prepare: empty, or with the files of an interrupted process. Files outside of the work
             folder are removed.
         progress: Receives the progress.
-        memory: Memory of the database, e.g. ``"4GB"``; None = a quarter of the machine's, at most 400 MB. Larger
-            data are sorted on disk.
+        memory: Memory of the database, e.g. ``"4GB"``; None = 100 MB per thread, at most a quarter of the machine's.
+            Larger data are sorted on disk.
         threads: Number of threads; None = the processors of this process.
 
     Attributes:
@@ -79,10 +81,11 @@ class DuckEngine:
         for left in (*folder.iterdir(), *self.work.iterdir()):
             if left != self.work and not left.name.startswith(database.name):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 4 * _MEMORY
+        threads = threads or os.cpu_count() or 1
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 16 * _MEMORY
         options: dict[str, Any] = {
-            "memory_limit": memory or f"{min(machine // 4, _MEMORY) >> 20}MiB",
-            "threads": threads or os.cpu_count(),
+            "memory_limit": memory or f"{min(machine // 4, max(threads, 2) * _MEMORY) >> 20}MiB",
+            "threads": threads,
             "preserve_insertion_order": False,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
