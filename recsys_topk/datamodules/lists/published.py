@@ -84,9 +84,9 @@ def open_published(
         elif "item" in roles and "user" not in roles:
             guesses = guess_features(other, [roles["item"]], _HEAD)
             names = [guess.column for guess in guesses if guess.feature is not None]
-            columns = {name if name not in fields else f"item_{name}": name for name in names}
-            items.append(_Joined(other, roles["item"], columns, "items"))
-            fields |= {new: pa.list_(other.schema.field(old).type) for new, old in columns.items()}
+            taken = {name if name not in fields else f"item_{name}": name for name in names}
+            items.append(_Joined(other, roles["item"], taken, "items"))
+            fields |= {new: pa.list_(other.schema.field(old).type) for new, old in taken.items()}
         else:
             return None
     if max(len(users), len(items)) > 1:
