@@ -24,7 +24,7 @@ from recsys_topk.tabular.features.encoder import Encoded, FeatureEncoder
 from recsys_topk.tabular.features.fitter import FeatureFitter
 from recsys_topk.tabular.ids.counter import distinct_keys
 from recsys_topk.tabular.schema import VARIANT
-from recsys_topk.tabular.tables.columns import is_number, is_whole, keys_of, lists_of, one_chunk
+from recsys_topk.tabular.tables.columns import is_number, is_text, is_whole, keys_of, lists_of, one_chunk
 from recsys_topk.tabular.tables.times import first_unit
 from recsys_topk.types import Array
 
@@ -65,7 +65,7 @@ class ListsPreparation:
             engine.count_before(COUNTS, "__item", "__time", ["__request", "__split"], positive)
         ids = {}
         for role in ("request", "item"):
-            if engine.is_text(f"__{role}"):
+            if is_text(engine.schema.field(f"__{role}").type):
                 found = engine.distinct(f"__{role}")
                 self._ids[role] = SourceIds.of(found)
                 ids[f"__{role}"] = pa.table({"id": found, "number": keys_of(found).keys})

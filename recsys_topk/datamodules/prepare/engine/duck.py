@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from recsys_topk.datamodules.prepare.engine.chunks import value_at, whole_groups
 from recsys_topk.datamodules.prepare.progress import Progress
 from recsys_topk.tabular.tables.columns import one_chunk
 from recsys_topk.tabular.tables.reader import TableReader
-from recsys_topk.types import Array
 
 if TYPE_CHECKING:
     from typing import Self
@@ -148,10 +146,6 @@ class DuckEngine:
         except BaseException as error:
             self._failure = error
             raise
-
-    def is_text(self, column: str) -> bool:
-        """Return whether a column of the rows is text."""
-        return bool(pa.types.is_string(self.schema.field(column).type))
 
     def span(self, column: str) -> tuple[int, int]:
         """Return the smallest and the largest value of a column of integers."""
@@ -332,8 +326,3 @@ def _typed(batch: Any, kinds: Mapping[str, Any]) -> Any:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
-
-
-def as_array(table: Any, name: str) -> Array:
-    """Return a column of a chunk as a numpy array."""
-    return np.asarray(one_chunk(table.column(name)))
