@@ -33,7 +33,7 @@ from recsys_topk.types import Array
 Split = Literal["train", "val", "test"]
 BatchSize = int | Literal["auto"]
 # With batch_size="auto": training requests per step, as a share of all of them and within bounds.
-STEPS_PER_EPOCH, FEWEST, MOST = 64, 256, 4096
+STEPS_PER_EPOCH, MOST = 64, 4096
 EvalSource = Literal["uniform", "popularity", "in_batch"]
 
 registry: Registry[CascadeDataModule]
@@ -82,7 +82,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
 
     Args:
         batch_size: Requests per training batch and process. ``"auto"`` = so many that an epoch has 64 steps, but at
-            least 256 and at most 4096 requests of all processes.
+            least 256 (lists: 64) and at most 4096 requests of all processes.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
         negative_source: Source of the training negatives: ``"in_batch"``, ``"in_global_batch"``, ``"uniform"`` or
@@ -106,6 +106,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     name: ClassVar[str]
     without_validation: ClassVar[str] = "use test"
     """What the user can do if there are no validation shards, for an error message."""
+
+    fewest: ClassVar[int] = 256
+    """Smallest automatic batch size, in requests of all processes."""
 
     softmax_items: int | None = None
     """With negatives from the whole catalogue: number of items in the softmax of a step; None = all."""
@@ -299,7 +302,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             return self.batch_size
         shards = [self.shard(name) for name in self.splits["train"]]
         rows, requests = sum(map(len, shards)), sum(shard.requests for shard in shards)
-        wanted = min(max(requests // STEPS_PER_EPOCH, FEWEST), MOST) / self._share()[1]
+        wanted = min(max(requests // STEPS_PER_EPOCH, self.fewest), MOST) / self._share()[1]
         return max(1, round(wanted * rows / max(1, requests)))
 
     def loader(self, shards: Sequence[str], *, training: bool) -> ShardLoader:

@@ -3,7 +3,8 @@
 A config has the keys of LightningCLI (`model`, `data`, `trainer`, `seed_everything`, `ckpt_path`), the keys of a run
 (`out`, `name`, `logger`, ...), and six short forms:
 
-- `config`: a name, a file, a dict, or a list of them; merged in this order, and overridden by the other keys;
+- `config`: a name, a file, a dict, or a list of them; merged in this order, and overridden by the other keys. If
+  nothing names a data module, and `data.root` has lists or interactions, the packaged config of that name is the first;
 - `trust`: packages whose classes the files may name (`recsys_topk.trust`);
 - `loss`, `objective` and `lr_scheduler`: the same as `model.loss`, `model.objective` and `model.lr_scheduler`;
 - `losses`: options by loss, ``{"lapsum": {"tau": 5}}``. Those of the loss that the merged config selects are used;
@@ -130,7 +131,7 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
             return resolve(config)
     by_loss: dict[type, dict[str, Any]] = {}
     merged: dict[str, Any] = {}
-    for layer in layers(config):
+    for layer in _with_recipe(list(layers(config))):
         for name, options in (layer.pop("losses", None) or {}).items():
             by_loss.setdefault(registry_of("loss").resolve(name), {}).update(options)
         merged = merge(merged, _long_form(layer))
@@ -241,6 +242,20 @@ def layers(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     layer = {key: value for key, value in config.items() if key not in ("config", "trust")}
     _check_shape(layer, "the config")
     yield layer
+
+
+def _with_recipe(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return layers above the packaged config for the files at `data.root`, if no layer names the data module."""
+    parts = [layer["data"] for layer in given if layer.get("data")]
+    if not parts or any(isinstance(part, str) or part.get("class_path") for part in parts):
+        return given
+    options = {name: value for part in parts for name, value in {**part, **(part.get("init_args") or {})}.items()}
+    if options.get("root") is None:
+        return given
+    from recsys_topk.datamodules.kinds import guess_kind
+
+    kind = guess_kind(options["root"], options)
+    return given if kind is None else [read_config(kind), *given]
 
 
 def _long_form(layer: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from recsys_topk.datamodules.interactions.sequences import (
 )
 from recsys_topk.datamodules.interactions.tables import Tables
 from recsys_topk.datamodules.prepare.engine.column_files import ColumnFiles
-from recsys_topk.datamodules.prepare.engine.duck import DuckEngine, EngineTable, as_array
+from recsys_topk.datamodules.prepare.engine.duck import DuckEngine, EngineTable
 from recsys_topk.datamodules.prepare.ids import SourceIds
 from recsys_topk.datamodules.prepare.lookup import Lookup
 from recsys_topk.datamodules.prepare.plan import PreparationPlan
@@ -31,7 +31,7 @@ from recsys_topk.tabular.features.description import DataPart
 from recsys_topk.tabular.features.encoder import FeatureEncoder
 from recsys_topk.tabular.features.fitter import FeatureFitter
 from recsys_topk.tabular.schema import VARIANT
-from recsys_topk.tabular.tables.columns import is_whole, keys_of
+from recsys_topk.tabular.tables.columns import is_text, is_whole, keys_of, one_chunk
 from recsys_topk.tabular.tables.reader import TableReader
 from recsys_topk.tabular.tables.times import describe_times, first_unit
 from recsys_topk.types import Array
@@ -116,7 +116,7 @@ class ChunkMaker:
         rows["weight"] = 1.0
         for name in ROW.names or ():
             if name in table.column_names:
-                rows[name] = as_array(table, name)
+                rows[name] = np.asarray(one_chunk(table.column(name)))
         rows, where = sort_interactions(rows, self.seed, self.keys)
         made = make_sequences(rows, self.options)
         opens = np.flatnonzero(np.r_[True, rows["user"][1:] != rows["user"][:-1]])
@@ -180,7 +180,8 @@ class InteractionsPreparation:
         """Run all steps of the preparation."""
         engine, plan = self.engine, self.plan
         unit, kept = self._read()
-        found = {role: engine.distinct(role) for role in ("user", "item") if role == "item" or engine.is_text(role)}
+        text = is_text(engine.schema.field("user").type)
+        found = {role: engine.distinct(role) for role in (["user"] if text else []) + ["item"]}
         items = SourceIds.of(found["item"], self._items.ids)
         keys = {role: keys_of(ids).keys for role, ids in found.items()}
         self._items.check_known(keys["item"])

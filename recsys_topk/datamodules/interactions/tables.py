@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recsys_topk.tabular.features.guess import guess_roles
-from recsys_topk.tabular.tables.reader import FORMATS, Source, TableReader, file_format, list_files, open_table
+from recsys_topk.tabular.tables.reader import FORMATS, Source, TableReader, file_format, file_names, open_table
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,10 @@ def open_tables(
     if interactions is None:
         if root is None:
             raise ValueError("no interactions are given; give --data.root FOLDER or --data.interactions FILE")
-        files, places = list_files(root)
+        places = file_names(root)
         if not places:
             raise ValueError(f"{root} has no file that ends in .{', .'.join(FORMATS)}")
-        remote = "://" in str(root)
-        sorted_files = sort_files(
-            [files.unstrip_protocol(place) if remote else place for place in places], types, roles
-        )
+        sorted_files = sort_files(places, types, roles)
         interactions = sorted_files.get("interactions")
         users = sorted_files.get("users") if users is None else users
         items = sorted_files.get("items") if items is None else items

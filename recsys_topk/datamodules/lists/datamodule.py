@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from recsys_topk.datamodules.lists.deployment import lists_users
 from recsys_topk.datamodules.lists.labels import StageTable
-from recsys_topk.datamodules.lists.plan import SPLITS, ListsPlan, SplitRule
+from recsys_topk.datamodules.lists.plan import COUNTS, SPLITS, ListsPlan, SplitRule
 from recsys_topk.datamodules.lists.preparation import FORMAT, ListsPreparation
 from recsys_topk.datamodules.lists.roles import guess_columns, require_roles
 from recsys_topk.datamodules.lists.shard import ListsShard, PreparedLists
@@ -20,10 +20,10 @@ from recsys_topk.datamodules.lists.svmlight import DESCRIPTION
 from recsys_topk.datamodules.negatives.expansion import NegativeMix
 from recsys_topk.datamodules.prepare.base import PreparedDataModule, PreparedOptions, read_features
 from recsys_topk.tabular.export_tables import ItemTable, UserTable, source_names
-from recsys_topk.tabular.features.description import Description
+from recsys_topk.tabular.features.description import Description, RawFeature
 from recsys_topk.tabular.features.encoder import FeatureEncoder
 from recsys_topk.tabular.schema import LabelKind, Schema
-from recsys_topk.tabular.tables.reader import Source
+from recsys_topk.tabular.tables.reader import Source, TableReader
 
 
 class ListsDataModule(PreparedDataModule):
@@ -62,6 +62,9 @@ class ListsDataModule(PreparedDataModule):
             given split, else by time if there is a time column, else by fraction.
         max_list_length: Maximum number of items of a list; the best labels are kept. None = all.
         duplicates: ``"error"``, or ``"best"`` to keep the best label of an item that occurs twice in a request.
+        counts: Whether items have the columns ``listed_before``, ``positive_before`` (how often the item was in a list,
+            or a positive, in earlier requests of any split) and ``seconds_listed`` (since its first request). Guessed
+            features include them; a description may. They are left out if there is no column of items or times.
         train_negatives: Sampled negatives per list in training.
         negative_source: Where training negatives come from; see `CascadeDataModule`.
         eval_negatives: Sampled negatives per list in evaluation.
@@ -85,6 +88,7 @@ class ListsDataModule(PreparedDataModule):
     files = PreparedLists
     preparation = ListsPreparation
     format = FORMAT
+    fewest = 64
     guess_advice = "; use --data.features to leave out what is known only after the request"
 
     def __init__(
@@ -107,6 +111,7 @@ class ListsDataModule(PreparedDataModule):
         split: SplitRule | None = None,
         max_list_length: int | None = None,
         duplicates: Literal["error", "best"] = "error",
+        counts: bool = False,
         train_negatives: int = 0,
         negative_source: NegativeMix = "in_batch",
         eval_negatives: int = 0,
@@ -129,7 +134,7 @@ class ListsDataModule(PreparedDataModule):
         self.stages = None if labels is None else StageTable(labels)
         self._positive_above, self._label_kind = positive_above, label_kind
         self._split = split
-        self._max_list_length, self._duplicates = max_list_length, duplicates
+        self._max_list_length, self._duplicates, self._counted = max_list_length, duplicates, counts
 
     @cached_property
     def plan(self) -> ListsPlan:
@@ -138,13 +143,15 @@ class ListsDataModule(PreparedDataModule):
         main = readers[0]
         unused = ("label",) if self.stages is not None else ("stage", "position")
         require_roles(main, roles, self.given_columns, self.stages)
-        features = self._features(svmlight, roles)
+        counts = self._counted and {"item", "time"} <= set(roles)
+        features = self._features(main, svmlight, roles, counts)
         described = features.description if isinstance(features, FeatureEncoder) else features
         _check_history(described, roles)
         split = self._rule(readers, roles)
         taken = {role: column for role, column in roles.items() if role not in unused}
         if split != "column":
             taken.pop("split", None)
+        counts = counts and bool(set(COUNTS) & set(described.columns("items")))
         shares = tuple(0.0 if number in readers else share for number, share in enumerate(self._fractions, 1))
         whole = {1, 2} <= set(readers)
         return ListsPlan(
@@ -159,6 +166,7 @@ class ListsDataModule(PreparedDataModule):
             split_seed=self._split_seed,
             max_list_length=self._max_list_length,
             duplicates=self._duplicates,
+            counted_above=self.label_meaning[1] if counts else None,
         )
 
     @property
@@ -227,13 +235,18 @@ class ListsDataModule(PreparedDataModule):
         """Return the newest request of each user, or None if there is no user column."""
         return lists_users({split: self.open_shard(split) for split in SPLITS}, self.prepared, items)
 
-    def _features(self, svmlight: bool, roles: dict[str, str]) -> Description | FeatureEncoder:
+    def _features(
+        self, main: TableReader, svmlight: bool, roles: dict[str, str], counts: bool
+    ) -> Description | FeatureEncoder:
         if self._described is not None:
             return read_features(self._described)
         if svmlight:
             return Description.from_plain(DESCRIPTION)
-        readers, _, _ = open_sources({0: self._sources[0]}, self._types, self.given_columns)
-        return guess_columns(readers[0], roles).description
+        guessed = guess_columns(main, roles).description
+        if not counts:
+            return guessed
+        made = [RawFeature.from_plain(name, {"kind": "numeric", "transform": "log"}) for name in COUNTS]
+        return replace(guessed, items=(*guessed.items, *made))
 
     def _rule(self, readers: dict[int, Any], roles: dict[str, str]) -> SplitRule:
         """Return how to split the requests that no file assigns to a split."""

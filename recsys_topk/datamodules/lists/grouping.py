@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from recsys_topk.datamodules.lists.plan import SPLITS, ListsPlan
-from recsys_topk.tabular.ids.keys import mixed
+from recsys_topk.tabular.ids.keys import chained, mixed
 from recsys_topk.tabular.tables.columns import one_chunk
 from recsys_topk.types import Array
 
@@ -135,6 +135,9 @@ def _without_duplicates(
 ) -> Array:
     """Return which positions of `order` to keep, one per list and item: the best label, then the first row."""
     items = item[order]
+    pairs = np.sort(chained([number, items], 0))
+    if not (pairs[1:] == pairs[:-1]).any():  # different hashes are different pairs
+        return np.arange(order.size)
     place = np.lexsort((-label[order], items, number))
     again = np.zeros(order.size, dtype=bool)
     again[1:] = (number[place][1:] == number[place][:-1]) & (items[place][1:] == items[place][:-1])

@@ -12,6 +12,8 @@ from recsys_topk.tabular.tables.reader import TableReader
 
 SplitRule = Literal["time", "fraction", "column", "files"]
 SPLITS: Final = ("train", "val", "test")
+COUNTS: Final = ("listed_before", "positive_before", "seconds_listed")
+"""Columns that are counted in the requests before each request, for its items."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,7 @@ class ListsPlan(PreparationPlan):
         split: How to split the requests that no file and no column assigns.
         max_list_length: Maximum number of items of a list; the best labels are kept. None = all.
         duplicates: What to do with an item that occurs twice in a request.
+        counted_above: Make the columns `COUNTS`; labels above this are positives. None = do not make them.
     """
 
     sources: Sequence[tuple[TableReader, int | None]]
@@ -31,6 +34,7 @@ class ListsPlan(PreparationPlan):
     split: SplitRule
     max_list_length: int | None = None
     duplicates: Literal["error", "best"] = "error"
+    counted_above: float | None = None
 
     @property
     def advice(self) -> str:
@@ -50,4 +54,5 @@ class ListsPlan(PreparationPlan):
             "sources": [(reader.fingerprint(), split) for reader, split in self.sources],
             "stages": None if stages is None else [stages.known, [vars(stage) for stage in stages.stages]],
             **{name: getattr(self, name) for name in ("split", "max_list_length", "duplicates")},
+            **({} if self.counted_above is None else {"counted_above": self.counted_above}),
         }

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from recsys_topk.datamodules.lists.catalogue import DistinctItems
 from recsys_topk.datamodules.lists.grouping import Grouped, group_rows
-from recsys_topk.datamodules.lists.plan import SPLITS, ListsPlan
+from recsys_topk.datamodules.lists.plan import COUNTS, SPLITS, ListsPlan
 from recsys_topk.datamodules.lists.rows import ListCleaner
 from recsys_topk.datamodules.prepare.engine.column_files import ColumnFiles
 from recsys_topk.datamodules.prepare.engine.duck import DuckEngine, EngineTable
@@ -22,8 +22,9 @@ from recsys_topk.tabular.arrow import read_streams, write_columns, write_ids, wr
 from recsys_topk.tabular.features.description import DATA_PARTS, DataPart
 from recsys_topk.tabular.features.encoder import Encoded, FeatureEncoder
 from recsys_topk.tabular.features.fitter import FeatureFitter
+from recsys_topk.tabular.ids.counter import distinct_keys
 from recsys_topk.tabular.schema import VARIANT
-from recsys_topk.tabular.tables.columns import is_number, is_whole, keys_of, lists_of, one_chunk
+from recsys_topk.tabular.tables.columns import is_number, is_text, is_whole, keys_of, lists_of, one_chunk
 from recsys_topk.tabular.tables.times import first_unit
 from recsys_topk.types import Array
 
@@ -59,9 +60,12 @@ class ListsPreparation:
         """Run all steps of the preparation."""
         engine = self.engine
         kept = self._read()
+        if self.plan.counted_above is not None:
+            positive = f"__label > {self.plan.counted_above}"
+            engine.count_before(COUNTS, "__item", "__time", ["__request", "__split"], positive)
         ids = {}
         for role in ("request", "item"):
-            if engine.is_text(f"__{role}"):
+            if is_text(engine.schema.field(f"__{role}").type):
                 found = engine.distinct(f"__{role}")
                 self._ids[role] = SourceIds.of(found)
                 ids[f"__{role}"] = pa.table({"id": found, "number": keys_of(found).keys})
@@ -105,7 +109,8 @@ class ListsPreparation:
         columns = [column for part in DATA_PARTS for column in plan.description.columns(part)]
         history = [plan.roles["history"]] if plan.description.history else []
         user = [plan.roles["user"]] if "user" in plan.roles else []
-        features = list(dict.fromkeys([*columns, *history, *user]))
+        counted = () if plan.counted_above is None else COUNTS
+        features = [name for name in dict.fromkeys([*columns, *history, *user]) if name not in counted]
         told = ["label"] if plan.stages is None else ["stage", "position"][: 1 + plan.stages.needs_position]
         for role in told:
             if plan.roles.get(role) in columns:
@@ -218,7 +223,7 @@ class ListsPreparation:
 
     def _write(self, encoder: FeatureEncoder) -> None:
         keys = {split: self._items[split].keys() for split in SPLITS}
-        distinct = np.unique(np.concatenate([np.unique(own) for own in keys.values()]))
+        distinct = distinct_keys(np.concatenate([distinct_keys(own)[0] for own in keys.values()]))[0]
         names = self._ids.get("item")
         plain = (names is None or names.texts is None) and distinct[0] >= 0 and distinct[-1] < VARIANT
         if not plain:

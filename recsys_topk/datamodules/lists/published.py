@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,15 +12,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys_topk.datamodules.prepare.lookup import Lookup
-from recsys_topk.tabular.features.guess import guess_roles
+from recsys_topk.tabular.features.guess import guess_features, guess_roles
 from recsys_topk.tabular.ids.keys import chained
-from recsys_topk.tabular.tables.columns import is_list, is_text, keys_of, lists_of, one_chunk
-from recsys_topk.tabular.tables.reader import Source, TableReader, list_files, open_table
+from recsys_topk.tabular.tables.columns import SPLIT_NAMES, ListColumn, is_list, is_text, keys_of, lists_of, one_chunk
+from recsys_topk.tabular.tables.reader import Source, TableReader, file_format, file_names, open_table
 
 LABEL: Final = "clicked"
 HISTORY: Final = "history"
+SPLIT_NAMED: Final = re.compile(
+    r"(?:^|[._-])(" + "|".join(name for name in SPLIT_NAMES if name.isalpha()) + r")(?:[._-]|$)"
+)
+"""Names of files and folders that hold one split, in lower case."""
+
 _SHOWN: Final = re.compile(r"(inview|shown|displayed|impressions?|slate)$")
 _CLICKED: Final = re.compile(r"(clicked|clicks)$")
+_HEAD: Final = 20_000
 _MARKED: Final = r"^\S+-[01]( \S+-[01])*$"
 
 
@@ -45,44 +50,51 @@ def shown_and_clicked(reader: TableReader) -> tuple[str, str | None] | None:
     return None
 
 
-def open_published(source: Source, types: Mapping[str, str] | None = None) -> TableReader | None:
-    """Open a published table, or a folder with one and a table of histories; None = the source is something else.
+def open_published(
+    source: Source, types: Mapping[str, str] | None = None, readers: list[TableReader] | None = None
+) -> TableReader | None:
+    """Open a published table, or a folder with one and tables of histories and items; None = it is something else.
 
     The shown items keep their column. The clicked ones become labels: a list of 0 and 1 as long as the shown items. The
-    items of each user's history become the column ``history``.
+    items of each user's history become the column ``history``, and the features of the items columns of lists.
 
     Args:
-        source: A file, a folder, or any table.
+        source: A file, any table, or a folder. If its name says that it is one split, e.g. ``train``, the files next to
+            it belong to it.
         types: Types of columns of text files that are guessed wrongly.
+        readers: The tables of the source if they are open; None = open them.
     """
-    readers = _readers(source, types)
+    readers = open_readers(source, types) if readers is None else readers
     found = [(reader, columns) for reader in readers if (columns := shown_and_clicked(reader))]
     if len(found) != 1:
         return None
-    (reader, (shown, clicked)), user = found[0], None
-    histories = []
-    for other in readers:
-        own = guess_roles(other.columns, ("user",)).get("user")
-        views = [field.name for field in other.schema if is_list(field.type) and _is_id(field.type.value_type)]
-        if other is not reader and own in reader.columns and len(views) == 1:
-            user = own
-            histories.append((other, views[0]))
-    if len(histories) + 1 < len(readers):
-        return None
+    (reader, (shown, clicked)), label = found[0], found[0][1][1] or LABEL
     fields = {field.name: field.type for field in reader.schema}
     fields[shown] = pa.list_(fields[shown].value_type if clicked else pa.string())
-    label = clicked or LABEL
     fields[label] = pa.list_(pa.float32())
-    if histories:
-        fields[HISTORY] = histories[0][0].schema.field(histories[0][1]).type
-
-    @cache
-    def lookup() -> Lookup:
-        return Lookup(histories[0][0], str(user), [histories[0][1]], "users")
+    users, items = [], []
+    for other in readers:
+        roles = guess_roles(other.columns, ("user", "item"))
+        views = [field.name for field in other.schema if is_list(field.type) and _is_id(field.type.value_type)]
+        if other is reader:
+            continue
+        if roles.get("user") in reader.columns and len(views) == 1:
+            users.append(_Joined(other, str(roles["user"]), {HISTORY: views[0]}, "users"))
+            fields[HISTORY] = other.schema.field(views[0]).type
+        elif "item" in roles and "user" not in roles:
+            guesses = guess_features(other, [roles["item"]], _HEAD)
+            names = [guess.column for guess in guesses if guess.feature is not None]
+            taken = {name if name not in fields else f"item_{name}": name for name in names}
+            items.append(_Joined(other, roles["item"], taken, "items"))
+            fields |= {new: pa.list_(other.schema.field(old).type) for new, old in taken.items()}
+        else:
+            return None
+    if max(len(users), len(items)) > 1:
+        return None
 
     def scan(columns: list[str]) -> Any:
         done = 0
-        needed = [shown, *([clicked] if clicked else []), *([user] if user else [])]
+        needed = [shown, *([clicked] if clicked else []), *(one.key for one in users)]
         for batch in reader.batches([*dict.fromkeys([*needed, *(name for name in columns if name in reader.columns)])]):
             made = {name: one_chunk(batch.column(name)) for name in batch.schema.names}
             if clicked:
@@ -90,8 +102,12 @@ def open_published(source: Source, types: Mapping[str, str] | None = None) -> Ta
                 made[shown] = made[shown].cast(fields[shown])
             else:
                 made[shown], made[label] = _unmarked(made[shown])
-            if user and HISTORY in columns:
-                made[HISTORY] = one_chunk(lookup().rows(keys_of(made[user]).keys).column(histories[0][1]))
+            for one in users:
+                made |= one.columns_of(made[one.key], columns)
+            for one in items:
+                listed = lists_of(made[shown], " ", shown)
+                added = one.columns_of(listed.values, columns)
+                made |= {name: pa.ListArray.from_arrays(_ends(listed), values) for name, values in added.items()}
             done += batch.num_rows
             yield pa.record_batch([made[name] for name in columns], names=columns)
 
@@ -102,12 +118,40 @@ def open_published(source: Source, types: Mapping[str, str] | None = None) -> Ta
     )
 
 
-def _readers(source: Source, types: Mapping[str, str] | None) -> list[TableReader]:
-    if isinstance(source, (str, Path)):
-        system, places = list_files(source)
-        remote = "://" in str(source)
-        return [open_table(system.unstrip_protocol(place) if remote else place, types) for place in places]
-    return [open_table(source, types)]
+class _Joined:
+    """A table of users or items whose columns are added to the requests. It is read when they are first needed.
+
+    Args:
+        reader: The table.
+        key: Its column of ids.
+        columns: Names of its columns, by their names in the requests.
+        what: ``"users"`` or ``"items"``, for error messages.
+    """
+
+    def __init__(self, reader: TableReader, key: str, columns: Mapping[str, str], what: str) -> None:
+        self.reader, self.key, self.columns, self.what = reader, key, columns, what
+        self._lookups: dict[tuple[str, ...], Lookup] = {}
+
+    def columns_of(self, ids: Any, wanted: Sequence[str]) -> dict[str, Any]:
+        """Return the wanted columns of some ids."""
+        chosen = {new: old for new, old in self.columns.items() if new in wanted}
+        if not chosen:
+            return {}
+        kept = tuple(chosen.values())
+        if kept not in self._lookups:
+            self._lookups = {kept: Lookup(self.reader, self.key, kept, self.what)}
+        rows = self._lookups[kept].rows(keys_of(ids).keys)
+        return {new: one_chunk(rows.column(old)) for new, old in chosen.items()}
+
+
+def open_readers(source: Source, types: Mapping[str, str] | None) -> list[TableReader]:
+    """Open the files of a source one by one, with those next to a folder of one split."""
+    if not isinstance(source, (str, Path)):
+        return [open_table(source, types)]
+    places, folder = file_names(source), Path(source).expanduser()
+    if folder.is_dir() and SPLIT_NAMED.search(folder.name.lower()):
+        places += sorted(str(path) for path in folder.parent.iterdir() if path.is_file() and file_format(path.name))
+    return [open_table(place, types) for place in places]
 
 
 def _is_id(kind: Any) -> bool:
@@ -126,13 +170,16 @@ def _labels(shown: Any, clicked: Any, where: str, done: int, clicked_name: str, 
             f"clicked item must be a shown one"
         )
     flat = pa.array(np.isin(pairs, hits).astype(np.float32))
-    return pa.ListArray.from_arrays(np.append(0, np.cumsum(found.length)).astype(np.int32), flat)
+    return pa.ListArray.from_arrays(_ends(found), flat)
 
 
 def _unmarked(column: Any) -> tuple[Any, Any]:
     """Return the items and the labels of text such as ``N1-0 N2-1``."""
     found = lists_of(column, " ", "")
-    ends = np.append(0, np.cumsum(found.length)).astype(np.int32)
     items = pc.replace_substring_regex(found.values, r"-[01]$", "")
     labels = pc.cast(pc.ends_with(found.values, "-1"), pa.float32())
-    return pa.ListArray.from_arrays(ends, items), pa.ListArray.from_arrays(ends, labels)
+    return pa.ListArray.from_arrays(_ends(found), items), pa.ListArray.from_arrays(_ends(found), labels)
+
+
+def _ends(found: ListColumn) -> Any:
+    return np.append(0, np.cumsum(found.length)).astype(np.int32)

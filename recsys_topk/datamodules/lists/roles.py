@@ -39,8 +39,11 @@ MARKERS: Final = ("item", "label", "stage", "position")
 """Roles whose column has one value per item."""
 
 _HEAD: Final = 20_000
-_AFTERWARDS: Final = re.compile(r"^next|read_?time|scroll|dwell|watch_?time")
-"""Names of columns that say what the user did with an item, which is not known at the time of the request."""
+_LEFT_OUT: Final = {
+    r"^next|^total_|modified|read_?time|scroll|dwell|watch_?time": "may be known only afterwards; add it if not",
+    r"session_?id$": "new sessions have new ids",
+}
+"""Names of columns that are no features: they say what the user did with an item, or do not occur again."""
 
 
 def find_columns(reader: TableReader, given: Mapping[str, str | None]) -> dict[str, str]:
@@ -98,8 +101,9 @@ def guess_columns(reader: TableReader, roles: Mapping[str, str]) -> GuessedTable
         column = one_chunk(head.column(name))
         coded = _codes(column)[order]
         guess = guess_feature(name, column)
-        if _AFTERWARDS.search(name.lower()):
-            guess = replace(guess, feature=None, reason="may be known only afterwards; add it to context if not")
+        for pattern, reason in _LEFT_OUT.items():
+            if re.search(pattern, name.lower()):
+                guess = replace(guess, feature=None, reason=reason)
         constant = bool(inside.any()) and bool((coded[1:] == coded[:-1])[inside].all())
         guesses["context" if constant else "items"].append(guess)
     ids = {

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Final
 
 from recsys_topk.datamodules.lists.nested import flat_rows
-from recsys_topk.datamodules.lists.published import LABEL, open_published, shown_and_clicked
+from recsys_topk.datamodules.lists.published import LABEL, SPLIT_NAMED, open_published, open_readers, shown_and_clicked
 from recsys_topk.datamodules.lists.roles import MARKERS, find_columns
 from recsys_topk.datamodules.lists.svmlight import ROLES, largest_index, looks_like_svmlight, open_svmlight
 from recsys_topk.tabular.tables.columns import SPLIT_NAMES
 from recsys_topk.tabular.tables.reader import Source, TableReader, file_format, open_table
-
-_NAMED: Final = re.compile(r"(?:^|[._-])(" + "|".join(name for name in SPLIT_NAMES if name.isalpha()) + r")(?:[._-]|$)")
 
 
 def is_svmlight(source: Source) -> bool:
@@ -28,21 +24,28 @@ def is_svmlight(source: Source) -> bool:
 def split_files(root: Source) -> dict[int, str]:
     """Return the files of a folder by split number, from names such as ``test.txt``.
 
-    Return an empty dict unless there are at least one file for training and one for testing.
+    Its folders are used in the same way if they have published lists with clicks: EB-NeRD's ``train`` and
+    ``validation``, MIND's ``MINDsmall_train`` and ``MINDsmall_dev``. If there is no third, the second is for testing.
+
+    Return an empty dict unless there is at least one for training and one for testing.
     """
     if not isinstance(root, (str, Path)) or "://" in str(root) or not Path(root).expanduser().is_dir():
         return {}
+    paths = [path for path in sorted(Path(root).expanduser().iterdir()) if not path.name.startswith(".")]
+    named = {path: SPLIT_NAMES[match[1]] for path in paths if (match := SPLIT_NAMED.search(path.name.lower()))}
+    files = [path for path in named if path.is_file() and not path.name.endswith(".query")]
+    folders = [path for path in named if path.is_dir()]
     found: dict[int, str] = {}
-    for path in sorted(Path(root).expanduser().iterdir()):
-        match = _NAMED.search(path.name.lower())
-        if match and path.is_file() and not path.name.endswith(".query") and not path.name.startswith("."):
-            number = SPLIT_NAMES[match[1]]
-            if number in found:
-                raise ValueError(
-                    f"{root} has two files of one split, {found[number]} and {path}; name them: --data.root FILE "
-                    f"--data.test FILE"
-                )
-            found[number] = str(path)
+    for path in files or [folder for folder in folders if open_published(folder) is not None]:
+        number = named[path]
+        if number in found:
+            raise ValueError(
+                f"{root} has two files of one split, {found[number]} and {path}; name them: --data.root FILE "
+                f"--data.test FILE"
+            )
+        found[number] = str(path)
+    if not files and 1 in found and 2 not in found:
+        found[2] = found.pop(1)
     return found if {0, 2} <= set(found) else {}
 
 
@@ -73,8 +76,12 @@ def open_sources(
             return max(largest_index(source) for source in sources.values())
 
         return {number: open_svmlight(source, width) for number, source in sources.items()}, dict(ROLES), True
-    published = {number: open_published(source, types) for number, source in sources.items()}
-    raw = {number: published[number] or open_table(source, types) for number, source in sources.items()}
+    files = {number: open_readers(source, types) for number, source in sources.items()}
+    published = {number: open_published(source, types, files[number]) for number, source in sources.items()}
+    raw = {
+        number: published[number] or (files[number][0] if len(files[number]) == 1 else open_table(source, types))
+        for number, source in sources.items()
+    }
     marked = shown_and_clicked(published[0]) if published[0] is not None else None
     if marked is not None and not given.get("item") and not given.get("label"):
         given = {**given, "item": marked[0], "label": marked[1] or LABEL}

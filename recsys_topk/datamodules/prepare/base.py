@@ -117,8 +117,8 @@ class PreparedDataModule(CascadeDataModule):
         batch_size: Requests per training batch and process, or ``"auto"``; see `CascadeDataModule`.
         history_length: Maximum length of the history; the newest items are kept.
         cache_dir: Folder of the prepared data; None = in the user's cache folder.
-        memory: Memory of the engine that prepares the data, e.g. ``"4GB"``; None = a quarter of the machine's, at most
-            400 MB. Larger data are sorted on disk.
+        memory: Memory of the engine that prepares the data, e.g. ``"4GB"``; None = 100 MB per processor, at most
+            a quarter of the machine's. Larger data are sorted on disk.
         engine: What prepares the data: ``"duckdb"`` on one machine, or ``"spark"`` (interactions in Parquet files, with
             times; extra `spark` and Java 17).
         spark: Options of the Spark session: ``{"master": ..., "conf": {...}, "work": FOLDER}``, where `work` is a

@@ -44,7 +44,7 @@ class IdCounter:
         self.text = self.text or text
         present = np.ones(keys.shape, dtype=bool) if absent is None else ~absent
         times = np.ones(keys.shape, dtype=np.int64) if counts is None else np.asarray(counts, dtype=np.int64)
-        self._waiting.append(_distinct(keys[present], times[present] if self.counting else None))
+        self._waiting.append(distinct_keys(keys[present], times[present] if self.counting else None))
         self._waiting_size += self._waiting[-1][0].size
         if self._waiting_size > max(1 << 20, self._keys.size):
             self._merge()
@@ -67,10 +67,10 @@ class IdCounter:
             keys = np.concatenate([part[0] for part in parts])
             counts = np.concatenate([part[1] for part in parts]) if self.counting else None
             del parts
-            self._keys, self._counts = _distinct(keys, counts)
+            self._keys, self._counts = distinct_keys(keys, counts)
 
 
-def _distinct(keys: Array, counts: Array | None) -> tuple[Array, Array]:
+def distinct_keys(keys: Array, counts: Array | None = None) -> tuple[Array, Array]:
     """Return the sorted distinct keys and the sums of their counts. The sums are empty if `counts` is None."""
     if not keys.size:
         return keys, np.empty(0, dtype=np.int64)

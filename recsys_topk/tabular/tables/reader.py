@@ -179,6 +179,12 @@ def list_files(path: str | Path) -> tuple[Any, list[str]]:
     return files, [found for found in inside if file_format(found) is not None]
 
 
+def file_names(path: str | Path) -> list[str]:
+    """Return the sorted files of known formats at a path or URL (`list_files`), as paths or URLs."""
+    files, places = list_files(path)
+    return [files.unstrip_protocol(place) for place in places] if "://" in str(path) else places
+
+
 def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableReader:
     name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
     found = [list_files(path) for path in paths]
@@ -204,12 +210,12 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
                 default_fragment_scan_options=pads.ParquetFragmentScanOptions(pre_buffer=False)
             )
         dataset = pads.dataset(places, format=chosen, filesystem=None if local else files)
-        if dataset.head(1).num_rows == 0:
+        rows = dataset.count_rows() if kind in ("parquet", "feather") else None
+        if rows == 0 or (rows is None and dataset.head(1).num_rows == 0):
             raise ValueError(f"{name} has no rows")
         for field in dataset.schema if kind == "csv" else ():
             if pa.types.is_binary(field.type):
                 raise ValueError(f"{name} cannot be read: column {field.name!r} is not UTF-8; {_ENCODING}")
-        rows = dataset.count_rows() if kind in ("parquet", "feather") else None
 
     def scan(columns: list[str]) -> Iterable[pa.RecordBatch]:
         read: Iterable[pa.RecordBatch] = dataset.to_batches(

@@ -15,6 +15,17 @@ _NULLS: Final = ("", "NULL", "null", "NaN", "nan", "None")
 _LOOKED_AT: Final = 1000
 _PADDED = re.compile(r"0\d+")
 _TYPED = re.compile(r"([^:]+):(token|float|token_seq|float_seq)")
+_WITHOUT_HEADER: Final = {
+    r"\d+\t[^\t]+\t[^\t]+\t[^\t]*\t\S+-[01]( \S+-[01])*": (
+        "impression_id", "user_id", "time", "history", "impressions",
+    ),
+    r"N\d+(\t[^\t]*){5}(\t\[[^\t]*\]|\t){2}": (
+        "news_id", "category", "subcategory", "title", "abstract", "url", "title_entities", "abstract_entities",
+    ),
+}  # fmt: skip
+"""First lines of published files without a header, and their columns: MIND's behaviors.tsv and news.tsv."""
+_TIME: Final = "%m/%d/%Y %I:%M:%S %p"
+"""How MIND writes times; others are ISO 8601."""
 
 
 def text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
@@ -28,14 +39,15 @@ def text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) -> 
     (header, *first), *others = (_first_lines(files, place, 1 if n else _LOOKED_AT) for n, place in enumerate(places))
     if not header:
         raise ValueError(f"{places[0]} has no header line")
+    known = next((names for first, names in _WITHOUT_HEADER.items() if re.fullmatch(first, header)), ())
     for place, other in zip(places[1:], others, strict=True):
-        if other[0].replace('"', "") != header.replace('"', ""):
+        if not known and other[0].replace('"', "") != header.replace('"', ""):
             raise ValueError(
                 f"{place} begins with {other[0]!r:.60} and {places[0]} with {header!r:.60}; files of one table must "
                 f"have the same header"
             )
     delimiter = max(("\t", ",", ";", "|"), key=header.count)
-    names = [name.strip().strip('"') for name in header.split(delimiter)]
+    names = list(known) or [name.strip().strip('"') for name in header.split(delimiter)]
     if all(re.fullmatch(r"[-+.\deE]+", name) for name in names):
         raise ValueError(
             f"{places[0]} begins with {header!r:.60} instead of the names of its columns; add a header line"
@@ -58,13 +70,16 @@ def text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) -> 
     for name, kind in types.items():
         if name in names and name not in lists:
             column_types[name] = pa.type_for_alias(kind)
-    quote = False if all(typed) else '"'
+    quote = False if all(typed) or known else '"'
     made = pads.CsvFileFormat(
         parse_options=pacsv.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=False),
         convert_options=pacsv.ConvertOptions(
-            column_types=column_types, null_values=list(_NULLS), strings_can_be_null=True
+            column_types=column_types,
+            null_values=list(_NULLS),
+            strings_can_be_null=True,
+            timestamp_parsers=[pacsv.ISO8601, _TIME] if known else [],
         ),
-        read_options=pacsv.ReadOptions(column_names=names, skip_rows=1, block_size=1 << 22),
+        read_options=pacsv.ReadOptions(column_names=names, skip_rows=0 if known else 1, block_size=1 << 22),
     )
     return made, lists
 

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from recsys_topk.datamodules.prepare.engine.chunks import value_at, whole_groups
 from recsys_topk.datamodules.prepare.progress import Progress
 from recsys_topk.tabular.tables.columns import one_chunk
 from recsys_topk.tabular.tables.reader import TableReader
-from recsys_topk.types import Array
 
 if TYPE_CHECKING:
     from typing import Self
@@ -27,7 +25,9 @@ if TYPE_CHECKING:
 NAME: Final = "work-3"
 """Name of the work folder. Change it if its content changes, so that files of older releases are not used."""
 
-_MEMORY: Final = 400 << 20
+_MEMORY: Final = 100 << 20
+"""Memory of the database per thread."""
+
 _BATCH: Final = 1 << 18
 
 Made = TypeVar("Made")
@@ -55,8 +55,8 @@ class DuckEngine:
         folder: The folder to prepare: empty, or with the files of an interrupted process. Files outside of the work
             folder are removed.
         progress: Receives the progress.
-        memory: Memory of the database, e.g. ``"4GB"``; None = a quarter of the machine's, at most 400 MB. Larger
-            data are sorted on disk.
+        memory: Memory of the database, e.g. ``"4GB"``; None = 100 MB per thread, at most a quarter of the machine's.
+            Larger data are sorted on disk.
         threads: Number of threads; None = the processors of this process.
 
     Attributes:
@@ -73,15 +73,17 @@ class DuckEngine:
         self.seen = 0
         self.schema: Any = None
         self._failure: BaseException | None = None
+        self._source = "rows"
         self.work.mkdir(exist_ok=True)
         database = self.work / "rows.duckdb"
         for left in (*folder.iterdir(), *self.work.iterdir()):
             if left != self.work and not left.name.startswith(database.name):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 4 * _MEMORY
+        threads = threads or os.cpu_count() or 1
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 16 * _MEMORY
         options: dict[str, Any] = {
-            "memory_limit": memory or f"{min(machine // 4, _MEMORY) >> 20}MiB",
-            "threads": threads or os.cpu_count(),
+            "memory_limit": memory or f"{min(machine // 4, max(threads, 2) * _MEMORY) >> 20}MiB",
+            "threads": threads,
             "preserve_insertion_order": False,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
@@ -145,10 +147,6 @@ class DuckEngine:
             self._failure = error
             raise
 
-    def is_text(self, column: str) -> bool:
-        """Return whether a column of the rows is text."""
-        return bool(pa.types.is_string(self.schema.field(column).type))
-
     def span(self, column: str) -> tuple[int, int]:
         """Return the smallest and the largest value of a column of integers."""
         with self._errors():
@@ -179,7 +177,7 @@ class DuckEngine:
             source = f"SELECT min({value}) AS value FROM rows WHERE {self._column('__split')} < 0 "
             source += f"GROUP BY {self._column(first_of)}"
         with self._errors():
-            self._query(f"CREATE OR REPLACE TEMP VIEW sorted AS {source}")
+            self._query(f"CREATE OR REPLACE TEMP {'VIEW' if first_of is None else 'TABLE'} sorted AS {source}")
             number, lowest, highest = self._query("SELECT count(*), min(value), max(value) FROM sorted").fetchall()[0]
 
             def count(low: int, width: int, high: int) -> list[tuple[int, int]]:
@@ -187,6 +185,34 @@ class DuckEngine:
                 return list(self._query(f"{query} GROUP BY 1").fetchall())
 
             return [value_at(min(int(share * number), number - 1), lowest, highest, count) for share in shares]
+
+    def count_before(self, made: Sequence[str], item: str, time: str, request: Sequence[str], positive: str) -> None:
+        """Add three columns to the rows: what earlier requests say about the item of a row.
+
+        They are the number of rows of the item in earlier requests, the number of those that are positive, and the
+        seconds since the first request that has the item.
+
+        Args:
+            made: The names of the new columns.
+            item: The column of the item.
+            time: The column of the time in microseconds; a request has its smallest time.
+            request: The columns that identify a request.
+            positive: A condition on a column, e.g. ``"__label > 0"``.
+        """
+        self.schema = pa.schema([*self.schema, *(pa.field(name, pa.int64()) for name in made)])
+        number, seen, age = map(self._column, made)
+        label, _, condition = positive.partition(" ")
+        same = ", ".join(map(self._column, request))
+        self._source = "counted"
+        with self._errors():
+            self._query(
+                f"CREATE OR REPLACE TEMP VIEW counted AS SELECT * EXCLUDE begun, count(*) OVER earlier AS {number}, "
+                f"count(*) FILTER ({self._column(label)} {condition}) OVER earlier AS {seen}, "
+                f"(begun - min(begun) OVER (PARTITION BY {self._column(item)})) // 1000000 AS {age} FROM (SELECT *, "
+                f"min({self._column(time)}) OVER (PARTITION BY {same}) AS begun FROM rows) "
+                f"WINDOW earlier AS (PARTITION BY {self._column(item)} ORDER BY begun RANGE BETWEEN UNBOUNDED "
+                f"PRECEDING AND 1 PRECEDING)"
+            )
 
     def chunks(
         self,
@@ -217,8 +243,9 @@ class DuckEngine:
                 chosen[name] = f"{table}.number"
             columns = ", ".join(f"{expression} AS {self._column(name)}" for name, expression in chosen.items())
             by = ", ".join(chosen[name] for name in order)
-            reader = self._db.sql(f"SELECT {columns} FROM rows{joins} ORDER BY {by}").to_arrow_reader(_BATCH)
-            for table in whole_groups((_typed(batch, kinds) for batch in reader), group, rows):
+            found = self._db.sql(f"SELECT {columns} FROM {self._source} AS rows{joins} ORDER BY {by}")
+            batches = (_typed(batch, kinds) for batch in found.to_arrow_reader(_BATCH))
+            for table in whole_groups(batches, group, rows):
                 yield make(table)
 
     def _column(self, name: str) -> str:
@@ -299,8 +326,3 @@ def _typed(batch: Any, kinds: Mapping[str, Any]) -> Any:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
-
-
-def as_array(table: Any, name: str) -> Array:
-    """Return a column of a chunk as a numpy array."""
-    return np.asarray(one_chunk(table.column(name)))

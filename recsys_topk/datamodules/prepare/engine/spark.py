@@ -97,10 +97,6 @@ class SparkEngine:
         """Return the name of a column in Spark, where case and dots do not matter."""
         return f"c{self.schema.names.index(name)}"
 
-    def is_text(self, column: str) -> bool:
-        """Return whether a column of the rows is text."""
-        return bool(pa.types.is_string(self.schema.field(column).type))
-
     def span(self, column: str) -> tuple[int, int]:
         """Return the smallest and the largest value of a column of integers."""
         low, high = self._frame().selectExpr(f"min({self._column(column)})", f"max({self._column(column)})").first()
