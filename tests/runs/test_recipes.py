@@ -143,6 +143,16 @@ def test_trial_of_a_recipe_has_the_same_options_after_its_run_is_made(here: Path
     assert trial.identity() == before
 
 
+def test_recipe_for_interactions_may_end_before_its_first_validation(here: Path) -> None:
+    data = {"root": str(log_of_interactions(here)), "split": "leave_last", "batch_size": 4}
+    changes = {"data": data, "trainer": {"max_steps": 2, "min_steps": 1, "enable_progress_bar": False}}
+    run = TrainingRun({"config": ["interactions", changes], "name": "short"})
+    run.fit()
+    assert run.trainer.global_step == 2
+    assert (here / "runs/short/checkpoints/last.ckpt").is_file()
+    assert not (here / "runs/short/checkpoints/best.ckpt").exists()
+
+
 @pytest.mark.filterwarnings("error:.*skipped every list")
 def test_recipe_for_interactions_learns_the_order_and_keeps_the_best_epoch(here: Path) -> None:
     lines: list[str] = []
