@@ -5,7 +5,8 @@
 
 One checkpoint per seed, in the order of `--seeds`. `--trials`: a JSON list of {settings, validation: {"recall@20":
 ...}, cpu_seconds}, the trials that chose the settings. `--cost`: a JSON list of {cpu_seconds, peak_memory_mb}, one per
-checkpoint. Ranks beyond the quota of the last stage are 0. `--stages 1`: measure the first stage alone.
+checkpoint. Ranks beyond the quota of the last stage are 0. `--stages 1`: measure the first stage alone; its validation
+value is then measured too, with the first checkpoint.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from export_split import export
-from protocol import DEEPEST, Split, write_result
+from protocol import DEEPEST, Split, best_trial, metrics, write_result
 
 from recsys_topk.evaluation import evaluate_corpus
 from recsys_topk.runs.deploy import open_checkpoint
@@ -63,7 +64,11 @@ def main():
         if given.stages:
             model.cascade = first_stages(model.cascade, given.stages)
         runs.append({"seed": seed, "ranks": model_ranks(model, data), **spent})
+        if given.stages and len(runs) == 1:
+            validation = metrics(model_ranks(model, data, "val"))
     trials = json.loads(Path(given.trials).read_text())
+    if given.stages:
+        trials = [{"settings": best_trial(trials)["settings"], "validation": validation}]
     versions = ("recsys-topk", "torch", "numpy")
     result = write_result(given.out, given.name, Path(given.root).stem, Split(export(data)), trials, runs, versions)
     print(given.name, result["settings"], result["validation"], result["test"])

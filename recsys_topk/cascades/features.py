@@ -181,7 +181,9 @@ class FeatureEmbedding(nn.Module):
         found = [table_weights(one).get(name) for one in collections if is_plain(one) or is_fused(one)]
         weights = [weight for weight in found if weight is not None]
         if not weights:
-            raise ValueError(f"the table {name!r} is sharded and has no whole; use the stage without warm_start")
+            raise ValueError(
+                f"the table {name!r} is sharded: no process has all of it; use the stage without warm_start"
+            )
         return weights[0]
 
     def pair_tables(self, feature: str, dim: int) -> FeatureEmbedding:

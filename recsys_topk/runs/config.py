@@ -252,7 +252,7 @@ def _with_recipe(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     options = {name: value for part in parts for name, value in {**part, **(part.get("init_args") or {})}.items()}
     if options.get("root") is None:
         return given
-    from recsys_topk.datamodules.kinds import guess_kind
+    from recsys_topk.runs.data_kind import guess_kind
 
     kind = guess_kind(options["root"], options)
     return given if kind is None else [read_config(kind), *given]

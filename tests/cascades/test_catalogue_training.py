@@ -250,7 +250,7 @@ def test_warm_start_writes_the_item_table_once(data: InteractionsDataModule, opt
     count_sequences(resumed, data)
     torch.testing.assert_close(resumed.stages["retrieval"].embedding.table(stage.item_table.name), trained)
     stage.embedding.collections.clear()
-    with pytest.raises(ValueError, match=r"is sharded and has no whole; use the stage without warm_start"):
+    with pytest.raises(ValueError, match=r"is sharded: no process has all of it; use the stage without warm_start"):
         stage.embedding.table(stage.item_table.name)
 
 

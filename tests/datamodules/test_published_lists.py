@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from recsys_topk.cascades.default_stages import default_k, default_stages
-from recsys_topk.datamodules.kinds import guess_kind
 from recsys_topk.datamodules.lists.datamodule import ListsDataModule
 from recsys_topk.datamodules.lists.guess import guess_lists, looks_like_lists
 from recsys_topk.datamodules.lists.plan import COUNTS
 from recsys_topk.runs.config import resolve
+from recsys_topk.runs.data_kind import guess_kind
 from recsys_topk.tabular.schema import VARIANT
 from recsys_topk.tabular.tables.columns import keys_of
 from tests.conftest import Result

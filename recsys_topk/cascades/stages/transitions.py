@@ -31,7 +31,8 @@ class Transitions(Stage):
     (1/2, 0, 0), and the MLP at 0: the stage is useful before it is trained, and needs few users to be trained on.
 
     Args:
-        embedding: The embedding tables; without hidden layers they are not used, and may be those of another stage.
+        embedding: The embedding tables. Without hidden layers they are not used; with ``share_embeddings: true`` they
+            are those of the other stages, and none are built for this one.
         hidden: Widths of the hidden layers of the MLP; a last layer of width 1 follows. Empty = no MLP. It needs more
             users than the counts: on few, it learns their items by heart.
         newest: Number of newest views that are looked up; view number a from the end has weight 1 / a.

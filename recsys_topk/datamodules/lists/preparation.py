@@ -61,8 +61,8 @@ class ListsPreparation:
         engine = self.engine
         kept = self._read()
         if self.plan.counted_above is not None:
-            positive = f"__label > {self.plan.counted_above}"
-            engine.count_before(COUNTS, "__item", "__time", ["__request", "__split"], positive)
+            request, above = ["__request", "__split"], self.plan.counted_above
+            engine.count_before(COUNTS, "__item", "__time", request, "__label", above)
         ids = {}
         for role in ("request", "item"):
             if is_text(engine.schema.field(f"__{role}").type):

@@ -186,7 +186,9 @@ class DuckEngine:
 
             return [value_at(min(int(share * number), number - 1), lowest, highest, count) for share in shares]
 
-    def count_before(self, made: Sequence[str], item: str, time: str, request: Sequence[str], positive: str) -> None:
+    def count_before(
+        self, made: Sequence[str], item: str, time: str, request: Sequence[str], label: str, above: float
+    ) -> None:
         """Add three columns to the rows: what earlier requests say about the item of a row.
 
         They are the number of rows of the item in earlier requests, the number of those that are positive, and the
@@ -197,17 +199,17 @@ class DuckEngine:
             item: The column of the item.
             time: The column of the time in microseconds; a request has its smallest time.
             request: The columns that identify a request.
-            positive: A condition on a column, e.g. ``"__label > 0"``.
+            label: The column of the label.
+            above: Rows with a label above this are positive.
         """
         self.schema = pa.schema([*self.schema, *(pa.field(name, pa.int64()) for name in made)])
         number, seen, age = map(self._column, made)
-        label, _, condition = positive.partition(" ")
         same = ", ".join(map(self._column, request))
         self._source = "counted"
         with self._errors():
             self._query(
                 f"CREATE OR REPLACE TEMP VIEW counted AS SELECT * EXCLUDE begun, count(*) OVER earlier AS {number}, "
-                f"count(*) FILTER ({self._column(label)} {condition}) OVER earlier AS {seen}, "
+                f"count(*) FILTER ({self._column(label)} > {above}) OVER earlier AS {seen}, "
                 f"(begun - min(begun) OVER (PARTITION BY {self._column(item)})) // 1000000 AS {age} FROM (SELECT *, "
                 f"min({self._column(time)}) OVER (PARTITION BY {same}) AS begun FROM rows) "
                 f"WINDOW earlier AS (PARTITION BY {self._column(item)} ORDER BY begun RANGE BETWEEN UNBOUNDED "
