@@ -7,7 +7,6 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from recsys_topk.losses.base import LossOptions, RankingLoss
-from recsys_topk.losses.item_weights import true_weights
 from recsys_topk.losses.true_items import true_items
 from recsys_topk.numerics import masked_mean
 
@@ -48,20 +47,12 @@ class BCELoss(RankingLoss):
             raise ValueError(f"calibration must be from 0 to 1, got {calibration!r}")
         self.sampling_rate, self.calibration = float(sampling_rate), float(calibration)
 
-    def _terms(self, scores: Tensor, target: Tensor) -> Tensor:
-        losses = F.binary_cross_entropy_with_logits(scores, target, reduction="none")
-        if self.sampling_rate == 1.0 or self.calibration == 0.0:
-            return losses
-        return losses * (1.0 - self.calibration * (1.0 - self.sampling_rate) * target)
-
-    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
-        """See `RankingLoss.per_list`."""
-        target = true_items(labels, mask, k, self.positive_above).to(scores.dtype)
-        return masked_mean(self._terms(scores, target), mask)
-
-    def per_list_weighted(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    def per_list(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None, weights: Tensor | None = None
     ) -> Tensor:
-        """See `RankingLoss.per_list_weighted`."""
-        target = (true_weights(labels, mask, k, self.positive_above, weights) > 0).to(scores.dtype)
-        return (self._terms(scores, target) * weights).sum(1) / weights.sum(1)
+        """See `RankingLoss.per_list` and `per_list_weighted`."""
+        target = true_items(labels, mask, k, self.positive_above, weights).to(scores.dtype)
+        losses = F.binary_cross_entropy_with_logits(scores, target, weights, reduction="none")
+        if self.sampling_rate < 1.0 and self.calibration > 0.0:
+            losses = losses * (1.0 - self.calibration * (1.0 - self.sampling_rate) * target)
+        return masked_mean(losses, mask) if weights is None else losses.sum(1) / weights.sum(1)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from recsys_topk.losses.skipped_lists import replace_skipped
+from recsys_topk.numerics import full_mask, is_full
 from recsys_topk.ops.dispatch import may_read
-from recsys_topk.ops.selection.weighted import SLACK, weighted_pair
+from recsys_topk.ops.losses.find_positives import find_positives
+from recsys_topk.ops.selection.weighted import SLACK
 
 if TYPE_CHECKING:
     from recsys_topk.losses.base import RankingLoss
@@ -20,7 +21,7 @@ class WeightedItems:
     """Mixin of losses: the formula for lists of weighted items.
 
     Attributes:
-        takes_item_weights: Whether `per_list_weighted` is implemented.
+        takes_item_weights: Whether `per_list` takes weights, or `per_list_weighted` is implemented.
         no_item_weights: Why it is not, for the error.
     """
 
@@ -32,7 +33,7 @@ class WeightedItems:
     ) -> Tensor:
         """Return the loss of each list of weighted items, (B,). Called as `per_list` is, if `takes_item_weights`.
 
-        An item of weight w counts as w copies.
+        An item of weight w counts as w copies. The default is `per_list` with the weights as a further argument.
 
         Args:
             scores: (B, N), float32 or float64; 0 where masked.
@@ -41,7 +42,8 @@ class WeightedItems:
             k: (B,), the dtype of scores, or None; with `requires_k`, 0 < k < sum of the weights.
             weights: (B, N), the dtype of scores; 0 where masked.
         """
-        raise NotImplementedError
+        found: Tensor = self.per_list(scores, labels, mask, k, weights)  # type: ignore[attr-defined]
+        return found
 
 
 def weighted_losses(
@@ -62,9 +64,12 @@ def weighted_losses(
     """
     w = item_weights.detach().to(x.dtype)
     valid = w > 0 if mask is None else mask & (w > 0)
-    w = torch.where(valid, w, 0.0)
-    positive = valid & (y > loss.positive_above)
-    counted = positive.any(1)
+    if may_read(x) and bool(valid.all()):
+        valid = full_mask(x)
+    else:
+        w = torch.where(valid, w, 0.0)
+    positive, positives = find_positives(y, None if is_full(valid) else valid, loss.positive_above)
+    counted = positives > 0
     chosen = loss.k if k is None else k
     ks: Tensor | None = None
     if isinstance(chosen, str):
@@ -80,22 +85,10 @@ def weighted_losses(
         wide = [torch.nn.functional.pad(one, (0, 1)) for one in (x, y, w)]
         valid = torch.nn.functional.pad(valid, (0, 1), value=False)
         x, y, w = wide
-    x, y = torch.where(valid, x, 0.0), torch.where(valid, y, 0.0)
+    if not is_full(valid):
+        x, y = torch.where(valid, x, 0.0), torch.where(valid, y, 0.0)
     if not (may_read(x) and bool(counted.all())):
         x, y, valid, replaced = replace_skipped(x, y, valid, ks, counted, loss.positive_above)
         ks = replaced if isinstance(replaced, Tensor) else None
         w = torch.where(counted[:, None], w, 1.0)
     return loss.per_list_weighted(x, y, valid, ks, w), counted
-
-
-def true_weights(labels: Tensor, mask: Tensor, k: Tensor | None, positive_above: float, weights: Tensor) -> Tensor:
-    """Return the weights of the true items, (B, N), 0 elsewhere: the positives, with k only those in the true top k."""
-    positive = mask & (labels > positive_above)
-    if k is not None:
-        # The label at which the cumulated weight of the positives reaches k. Labels tied with it are all in.
-        summed = torch.where(positive, weights, 0.0)
-        crowded = (k > 0) & (k < summed.sum(1))
-        ks = torch.where(crowded, k, 0.5 * summed.sum(1))
-        boundary = weighted_pair(torch.where(positive, labels, -math.inf), ks, summed)[0]
-        positive = positive & (~crowded[:, None] | (labels >= boundary)) & (k > 0)[:, None]
-    return torch.where(positive, weights, 0.0)

@@ -11,9 +11,8 @@ from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
-from recsys_topk.losses.lambdarank import cut_discount
 from recsys_topk.losses.pairs import LabelOrder, check_pairs, weighted_pairs
-from recsys_topk.ops.losses.dcg import Gain, LogBase, check_gain, normalised_gains
+from recsys_topk.ops.losses.dcg import Gain, LogBase, check_gain, discount, normalised_gains
 from recsys_topk.ops.losses.pair_spans import better_items
 from recsys_topk.ops.losses.pair_sums import PairWeights
 from recsys_topk.ops.selection.ranks import weighted_ranks
@@ -81,32 +80,22 @@ class LambdaLoss(RankingLoss):
         self.log_base = log_base
         self.pairs = check_pairs(pairs)
 
-    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
-        """See `RankingLoss.per_list`."""
-        return self._losses_of(scores, labels, mask, k, None)
-
-    def per_list_weighted(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    def per_list(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None, weights: Tensor | None = None
     ) -> Tensor:
-        """See `RankingLoss.per_list_weighted`. Ranks and the ideal DCG count weights."""
-        return self._losses_of(scores, labels, mask, k, weights)
-
-    def _losses_of(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None, item_weights: Tensor | None
-    ) -> Tensor:
-        gains = normalised_gains(labels, self.gain, mask, k, item_weights)
-        ranks = weighted_ranks(scores, labels, mask, item_weights)
+        """See `RankingLoss.per_list` and `per_list_weighted`. Ranks and the ideal DCG count weights."""
+        gains = normalised_gains(labels, self.gain, mask, k, weights)
+        ranks = weighted_ranks(scores, labels, mask, weights)
         if self.variant == "ndcg1":
-            first = gains * cut_discount(ranks, k)
-            weights = PairWeights(first, torch.where(mask, 0.0, math.inf).to(first.dtype), "rows")
-            total = weighted_pairs(
-                scores, weights, lambda: better_items(first > 0), sigma=self.sigma, item_weights=item_weights
-            )
+            first = gains * discount(ranks, ranks.dtype, k=k)
+            second = torch.where(mask, 0.0, math.inf).to(first.dtype)
+            pairs = PairWeights(first, second, "rows", items=weights)
+            total = weighted_pairs(scores, pairs, lambda: better_items(first > 0), sigma=self.sigma)
             if self.pairs == "mean":
-                total = total / (mask if item_weights is None else item_weights).sum(-1).square()
+                total = total / (mask if weights is None else weights).sum(-1).square()
         else:
-            order = LabelOrder(labels, mask, item_weights=item_weights)
-            both = {"discounts": cut_discount(ranks, k), "mu": self.mu} if self.variant == "ndcg2pp" else {}
-            weights = order.weights(gains, "differences", ranks=ranks, k=k, **both)
-            total = order.loss(scores, weights, self.sigma, self.pairs)
+            order = LabelOrder(labels, mask, item_weights=weights)
+            both = {"discounts": discount(ranks, ranks.dtype, k=k), "mu": self.mu} if self.variant == "ndcg2pp" else {}
+            pairs = order.weights(gains, "differences", ranks=ranks, k=k, **both)
+            total = order.loss(scores, pairs, self.sigma, self.pairs)
         return total / math.log(2.0) if self.log_base == "2" else total

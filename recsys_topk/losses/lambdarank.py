@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
@@ -13,14 +12,6 @@ from recsys_topk.losses.base import LossOptions, RankingLoss
 from recsys_topk.losses.pairs import LabelOrder, check_pairs
 from recsys_topk.ops.losses.dcg import Gain, check_gain, discount, normalised_gains
 from recsys_topk.ops.selection.ranks import weighted_ranks
-
-
-def cut_discount(ranks: Tensor, k: int | Tensor | None) -> Tensor:
-    """Return D(r) = 1 / log2(1 + r), 0 beyond rank k, (B, N)."""
-    values = discount(ranks, ranks.dtype)
-    if k is None:
-        return values
-    return torch.where(ranks <= (k[:, None] if isinstance(k, Tensor) else k), values, 0.0)
 
 
 class LambdaRankLoss(RankingLoss):
@@ -66,20 +57,11 @@ class LambdaRankLoss(RankingLoss):
         self.gain: Gain = self._by_labels("gain", given, grades="exponential", places="linear")
         self.pairs = check_pairs(pairs)
 
-    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
-        """See `RankingLoss.per_list`."""
-        return self._losses_of(scores, labels, mask, k, None)
-
-    def per_list_weighted(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    def per_list(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None, weights: Tensor | None = None
     ) -> Tensor:
-        """See `RankingLoss.per_list_weighted`. Ranks and the ideal DCG count weights."""
-        return self._losses_of(scores, labels, mask, k, weights)
-
-    def _losses_of(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None, item_weights: Tensor | None
-    ) -> Tensor:
-        order = LabelOrder(labels, mask, item_weights=item_weights)
-        gains = normalised_gains(labels, self.gain, mask, k, item_weights)
-        discounts = cut_discount(weighted_ranks(scores, labels, mask, item_weights), k)
+        """See `RankingLoss.per_list` and `per_list_weighted`. Ranks and the ideal DCG count weights."""
+        order = LabelOrder(labels, mask, item_weights=weights)
+        gains = normalised_gains(labels, self.gain, mask, k, weights)
+        discounts = discount(weighted_ranks(scores, labels, mask, weights), scores.dtype, k=k)
         return order.loss(scores, order.weights(gains, "differences", discounts=discounts), self.sigma, self.pairs)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from recsys_topk.losses.base import RankingLoss
-from recsys_topk.losses.item_weights import true_weights
 from recsys_topk.losses.true_items import true_items
 from recsys_topk.ops.losses.plackett_luce import plackett_luce
 from recsys_topk.ops.selection.ranks import descending_order, tie_groups
@@ -39,20 +38,15 @@ class ListMLELoss(RankingLoss):
     takes_item_weights = True
     paper = "Xia et al. 2008, ICML; top k: Xia et al. 2009, NeurIPS"
 
-    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
-        """See `RankingLoss.per_list`."""
-        terms = mask & (labels > torch.where(mask, labels, math.inf).amin(-1, keepdim=True))
-        if k is not None:
-            terms = terms & true_items(labels, mask, k, self.positive_above)
-        return plackett_luce(scores, labels, terms, mask)
-
-    def per_list_weighted(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    def per_list(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None, weights: Tensor | None = None
     ) -> Tensor:
-        """See `RankingLoss.per_list_weighted`."""
+        """See `RankingLoss.per_list` and `per_list_weighted`."""
         terms = mask & (labels > torch.where(mask, labels, math.inf).amin(-1, keepdim=True))
         if k is not None:
-            terms = terms & (true_weights(labels, mask, k, self.positive_above, weights) > 0)
+            terms = terms & true_items(labels, mask, k, self.positive_above, weights)
+        if weights is None:
+            return plackett_luce(scores, labels, terms, mask)
         order = descending_order(labels, mask)
         low = torch.finfo(scores.dtype).min / 4  # not -inf, at which logcumsumexp has no derivative
         x = torch.where(mask, scores + weights.log(), low).gather(1, order)

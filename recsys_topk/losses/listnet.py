@@ -10,8 +10,7 @@ from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
-from recsys_topk.losses.item_weights import true_weights
-from recsys_topk.losses.softmax import item_log_softmax
+from recsys_topk.losses.softmax import item_losses
 from recsys_topk.losses.true_items import true_items
 from recsys_topk.numerics import is_full
 
@@ -59,11 +58,15 @@ class ListNetLoss(RankingLoss):
         self.partition_tau = self.tau if self.target == "normalised" else None
         return super().correct_sampling(scores, log_q)
 
-    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
-        """See `RankingLoss.per_list`."""
-        admitted = mask if k is None else true_items(labels, mask, k, self.positive_above)
+    def per_list(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None, weights: Tensor | None = None
+    ) -> Tensor:
+        """See `RankingLoss.per_list` and `per_list_weighted`."""
+        admitted = mask if k is None else true_items(labels, mask, k, self.positive_above, weights)
         x = scores if self.tau == 1.0 else scores / self.tau
-        return -(self._target(labels, admitted) * item_log_softmax(x, mask)).sum(-1)
+        if weights is not None:
+            labels = labels + self.label_tau * weights.log() if self.target == "softmax" else labels * weights
+        return (self._target(labels, admitted) * item_losses(x, mask, weights)).sum(-1)
 
     def _target(self, labels: Tensor, admitted: Tensor) -> Tensor:
         if self.target == "softmax":
@@ -75,18 +78,3 @@ class ListNetLoss(RankingLoss):
             return (y - torch.logsumexp(y, -1, keepdim=True)).exp() * admitted
         y = labels if is_full(admitted) else torch.where(admitted, labels, 0.0)
         return y / y.sum(-1, keepdim=True).clamp_min(torch.finfo(y.dtype).tiny)
-
-    def per_list_weighted(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
-    ) -> Tensor:
-        """See `RankingLoss.per_list_weighted`."""
-        admitted = mask if k is None else true_weights(labels, mask, k, self.positive_above, weights) > 0
-        x = scores / self.tau
-        partition = torch.logsumexp(torch.where(mask, x + weights.log(), -torch.inf), 1, keepdim=True)
-        if self.target == "softmax":
-            y = torch.where(admitted, labels / self.label_tau + weights.log(), torch.finfo(x.dtype).min)
-            target = (y - torch.logsumexp(y, 1, keepdim=True)).exp() * admitted
-        else:
-            y = torch.where(admitted, labels * weights, 0.0)
-            target = y / y.sum(1, keepdim=True).clamp_min(torch.finfo(y.dtype).tiny)
-        return (target * torch.where(mask, partition - x, 0.0)).sum(1)

@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
-from recsys_topk.losses.item_weights import true_weights
+from recsys_topk.losses.true_items import true_items
 from recsys_topk.ops.selection.weighted import weighted_pair
 
 
@@ -52,16 +52,13 @@ class LLPAUCLoss(RankingLoss):
         self.max_tpr, self.max_fpr = float(max_tpr), float(max_fpr)
         self.tau = check_positive("tau", tau)
 
-    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
-        """See `RankingLoss.per_list`."""
-        ks = None if k is None else k if isinstance(k, Tensor) else torch.full_like(labels[:, 0], k)
-        return self.per_list_weighted(scores, labels, mask, ks, mask.to(scores.dtype))
-
-    def per_list_weighted(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    def per_list(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None, weights: Tensor | None = None
     ) -> Tensor:
-        """See `RankingLoss.per_list_weighted`."""
-        true = true_weights(labels, mask, k, self.positive_above, weights)
+        """See `RankingLoss.per_list` and `per_list_weighted`."""
+        weights = mask.to(scores.dtype) if weights is None else weights
+        ks = k if k is None or isinstance(k, Tensor) else torch.full_like(labels[:, 0], k)
+        true = torch.where(true_items(labels, mask, ks, self.positive_above, weights), weights, 0.0)
         both = (true > 0).any(1) & (mask & (true == 0)).any(1)
         s = torch.sigmoid(scores / self.tau)
         first, spread = _moments(s, scores, true, self.max_tpr)

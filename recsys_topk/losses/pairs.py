@@ -23,11 +23,9 @@ from recsys_topk.ops.losses.pair_sums import PairWeights, count_pairs, pair_sums
 
 def check_pairs(pairs: str) -> Literal["mean", "sum"]:
     """Return `pairs`, or raise unless it is 'mean' or 'sum'."""
-    if pairs == "mean":
-        return "mean"
-    if pairs == "sum":
-        return "sum"
-    raise ValueError(f"pairs must be 'mean' or 'sum', got {pairs!r}")
+    if pairs not in ("mean", "sum"):
+        raise ValueError(f"pairs must be 'mean' or 'sum', got {pairs!r}")
+    return "mean" if pairs == "mean" else "sum"
 
 
 def pairwise_logistic(scores: Tensor, rows: Tensor, weight: Callable[[slice], Tensor], *, sigma: float = 1.0) -> Tensor:
@@ -69,14 +67,7 @@ def pairwise_logistic(scores: Tensor, rows: Tensor, weight: Callable[[slice], Te
     return known_gradient(scores, value, gradient if sigma == 1.0 else gradient * sigma, formula)
 
 
-def weighted_pairs(
-    scores: Tensor,
-    weights: PairWeights,
-    rows: Callable[[], Tensor],
-    *,
-    sigma: float = 1.0,
-    item_weights: Tensor | None = None,
-) -> Tensor:
+def weighted_pairs(scores: Tensor, weights: PairWeights, rows: Callable[[], Tensor], *, sigma: float = 1.0) -> Tensor:
     """Return the result of `pairwise_logistic`, computed by a compiled loop if one is available.
 
     Args:
@@ -84,20 +75,11 @@ def weighted_pairs(
         weights: The weights.
         rows: A function that returns the indices of the items i, (B, P). It is called only if they are needed.
         sigma: Steepness.
-        item_weights: (B, N), by which the weight of a pair is multiplied, w_i w_j; None = 1.
     """
-    if item_weights is None and pair_sums.backend_for(scores, weights, sigma) != "torch":
+    if pair_sums.backend_for(scores, weights, sigma) != "torch":
         return pair_sums(scores, weights, sigma)
     chosen = rows()
-    return pairwise_logistic(scores, chosen, _blocks(weights, chosen, item_weights), sigma=sigma)
-
-
-def _blocks(weights: PairWeights, rows: Tensor, item_weights: Tensor | None) -> Callable[[slice], Tensor]:
-    """Return a function from a slice of lists to the weights of their pairs, (b, P, N)."""
-    if item_weights is None:
-        return lambda span: weights.block(span, rows)
-    first = item_weights.gather(1, rows)
-    return lambda span: weights.block(span, rows) * first[span, :, None] * item_weights[span, None, :]
+    return pairwise_logistic(scores, chosen, lambda span: weights.block(span, chosen), sigma=sigma)
 
 
 class LabelOrder:
@@ -120,7 +102,7 @@ class LabelOrder:
         self._labels = labels
         self._rows: Tensor | None = None
 
-    @property
+    @property  # torch.compile does not trace the lock of a cached_property
     def rows(self) -> Tensor:
         """Indices that include all items with a larger label than some other item, (B, P); computed on first use."""
         if self._rows is None:
@@ -129,11 +111,12 @@ class LabelOrder:
 
     def weights(self, values: Tensor, kind: Literal["ones", "differences"], **rest: Any) -> PairWeights:
         """Return the pair weights for values that increase with the label. For `rest` see `PairWeights`."""
-        return PairWeights(torch.where(self.candidate, values, -math.inf), self._second(values), kind, **rest)
+        first, second = torch.where(self.candidate, values, -math.inf), self._second(values)
+        return PairWeights(first, second, kind, **rest, items=self.item_weights)
 
     def loss(self, scores: Tensor, weights: PairWeights, sigma: float, pairs: str) -> Tensor:
         """Return the ``"sum"`` or the ``"mean"`` of the logistic losses of the weighted pairs of each list, (B,)."""
-        total = weighted_pairs(scores, weights, lambda: self.rows, sigma=sigma, item_weights=self.item_weights)
+        total = weighted_pairs(scores, weights, lambda: self.rows, sigma=sigma)
         if pairs == "sum":
             return total
         count = self.count()
@@ -141,19 +124,12 @@ class LabelOrder:
 
     def count(self) -> Tensor:
         """Return the number of pairs of each list, (B,)."""
-        if self.item_weights is not None:
-            block = _blocks(self.weights(self._labels, "ones"), self.rows, self.item_weights)
-            return torch.cat([block(span).sum((1, 2)) for span in spans(self._labels, self.rows)])
-        return count_pairs(torch.where(self.candidate, self._labels, -math.inf), self._second(self._labels))
+        first = torch.where(self.candidate, self._labels, -math.inf)
+        return count_pairs(first, self._second(self._labels), self.item_weights)
 
-    def differences(self, values: Tensor) -> Callable[[slice], Tensor]:
-        """Return a function from a slice of lists to max(v_i - v_j, 0), (b, P, N)."""
-        weights = self.weights(values, "differences")
-        return lambda span: weights.block(span, self.rows)
-
-    def ones(self) -> Callable[[slice], Tensor]:
-        """Return a function from a slice of lists to 1 for each pair and 0 elsewhere, (b, P, N)."""
-        weights = self.weights(self._labels, "ones")
+    def blocks(self, values: Tensor, kind: Literal["ones", "differences"]) -> Callable[[slice], Tensor]:
+        """Return a function from a slice of lists to the pair weights for values, (b, P, N)."""
+        weights = self.weights(values, kind)
         return lambda span: weights.block(span, self.rows)
 
     def _second(self, values: Tensor) -> Tensor:

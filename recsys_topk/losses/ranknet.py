@@ -9,7 +9,6 @@ from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
-from recsys_topk.losses.item_weights import true_weights
 from recsys_topk.losses.pairs import LabelOrder, check_pairs
 from recsys_topk.losses.true_items import true_items
 
@@ -59,19 +58,12 @@ class RankNetLoss(RankingLoss):
         self.weighting = weighting
         self.pairs = check_pairs(pairs)
 
-    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
-        """See `RankingLoss.per_list`."""
-        candidate = None if k is None else true_items(labels, mask, k, self.positive_above)
-        return self._losses_of(scores, labels, LabelOrder(labels, mask, candidate))
-
-    def per_list_weighted(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    def per_list(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None, weights: Tensor | None = None
     ) -> Tensor:
-        """See `RankingLoss.per_list_weighted`. The weight of a pair is multiplied by those of its items."""
-        candidate = None if k is None else true_weights(labels, mask, k, self.positive_above, weights) > 0
-        return self._losses_of(scores, labels, LabelOrder(labels, mask, candidate, weights))
-
-    def _losses_of(self, scores: Tensor, labels: Tensor, order: LabelOrder) -> Tensor:
+        """See `RankingLoss.per_list` and `per_list_weighted`. A pair has the product of its items' weights."""
+        candidate = None if k is None else true_items(labels, mask, k, self.positive_above, weights)
+        order = LabelOrder(labels, mask, candidate, weights)
         values = labels.square() if self.weighting == "squared_label_difference" else labels
-        weights = order.weights(values, "ones" if self.weighting == "none" else "differences")
-        return order.loss(scores, weights, self.sigma, self.pairs)
+        pairs = order.weights(values, "ones" if self.weighting == "none" else "differences")
+        return order.loss(scores, pairs, self.sigma, self.pairs)

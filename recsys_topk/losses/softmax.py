@@ -12,7 +12,6 @@ from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
-from recsys_topk.losses.item_weights import true_weights
 from recsys_topk.losses.true_items import true_items
 from recsys_topk.numerics import LOG2, is_full
 from recsys_topk.ops.losses.pair_spans import better_items
@@ -20,11 +19,14 @@ from recsys_topk.ops.losses.pair_spans import better_items
 Activation = Literal["exp", "tanh", "relu", "atan"]
 
 
-def item_log_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return log softmax over the valid items of each list, 0 where masked, (B, N); every list has a valid item."""
-    if is_full(mask):
-        return F.log_softmax(scores, -1)
-    return torch.where(mask, F.log_softmax(torch.where(mask, scores, -math.inf), -1), 0.0)
+def item_losses(scores: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return log sum_j w_j exp(x_j) - x_i of each list, (B, N), 0 where masked; every list has a valid item."""
+    if weights is None:
+        losses = -F.log_softmax(scores if is_full(mask) else torch.where(mask, scores, -math.inf), -1)
+    else:
+        logs = weights.log()
+        losses = logs - F.log_softmax(scores + logs, -1)
+    return losses if is_full(mask) else torch.where(mask, losses, 0.0)
 
 
 class SoftmaxLoss(RankingLoss):
@@ -85,41 +87,29 @@ class SoftmaxLoss(RankingLoss):
         self.activation: Activation = activation
         self.tau_positives = None if tau_positives is None else check_positive("tau_positives", tau_positives)
 
-    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
-        """See `RankingLoss.per_list`."""
-        if self.activation != "exp" or self.tau_positives is not None:
-            ks = None if k is None else k if isinstance(k, Tensor) else torch.full_like(labels[:, 0], k)
-            return self.per_list_weighted(scores, labels, mask, ks, mask.to(scores.dtype))
-        positive = true_items(labels, mask, k, self.positive_above)
-        x = scores if self.tau == 1.0 else scores / self.tau
-        if self.against == "all":
-            losses = -item_log_softmax(x, mask)
-        else:
-            # -log(exp(x_i) / (exp(x_i) + sum_neg exp(x_j))) = log(1 + exp(logsumexp_neg - x_i))
-            negative = mask & ~positive
-            some = negative.any(-1, keepdim=True)
-            rivals = torch.logsumexp(torch.where(negative, x, torch.where(some, -math.inf, x)), -1, keepdim=True)
-            losses = torch.where(some, -F.logsigmoid(x - rivals), 0.0)
-        return (losses * positive).sum(-1) / positive.sum(-1).clamp_min(1)
-
-    def per_list_weighted(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    def per_list(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None, weights: Tensor | None = None
     ) -> Tensor:
-        """See `RankingLoss.per_list_weighted`."""
-        true = true_weights(labels, mask, k, self.positive_above, weights)
+        """See `RankingLoss.per_list` and `per_list_weighted`."""
+        positive = true_items(labels, mask, k, self.positive_above, weights)
+        true = positive.to(scores.dtype) if weights is None else torch.where(positive, weights, 0.0)
         if self.activation != "exp":
-            return self._pairwise(scores, true, weights if self.against == "all" else weights - true)
-        x = scores / self.tau
-        rivals = mask if self.against == "all" else mask & (true == 0)
+            every = mask.to(scores.dtype) if weights is None else weights
+            return self._pairwise(scores, true, every if self.against == "all" else every - true)
+        x = scores if self.tau == 1.0 else scores / self.tau
+        amount = true.sum(-1).clamp_min(torch.finfo(x.dtype).tiny)
+        if self.against == "all" and self.tau_positives is None:
+            return (item_losses(x, mask, weights) * true).sum(-1) / amount
+        rivals = mask if self.against == "all" else mask & ~positive
         some = rivals.any(1, keepdim=True)
-        logs = torch.where(rivals, x + weights.log(), torch.where(some, -math.inf, 0.0))
+        logs = torch.where(rivals, x if weights is None else x + weights.log(), torch.where(some, -math.inf, x))
         partition = torch.logsumexp(logs, 1, keepdim=True)
         if self.tau_positives is not None:
-            best = torch.where(true > 0, scores / self.tau_positives + true.log(), torch.finfo(x.dtype).min)
-            mean = torch.logsumexp(best, 1) - true.sum(1).clamp_min(torch.finfo(x.dtype).tiny).log()
+            best = torch.where(positive, scores / self.tau_positives + true.log(), torch.finfo(x.dtype).min)
+            mean = torch.logsumexp(best, 1) - amount.log()
             return torch.where(some[:, 0], partition[:, 0] - self.tau_positives / self.tau * mean, 0.0)
-        losses = partition - x if self.against == "all" else torch.where(some, -F.logsigmoid(x - partition), 0.0)
-        return (torch.where(true > 0, losses, 0.0) * true).sum(1) / true.sum(1).clamp_min(torch.finfo(x.dtype).tiny)
+        # -log(exp(x_i) / (exp(x_i) + sum_neg exp(x_j))) = log(1 + exp(logsumexp_neg - x_i))
+        return (torch.where(some & positive, -F.logsigmoid(x - partition), 0.0) * true).sum(-1) / amount
 
     def _pairwise(self, scores: Tensor, true: Tensor, rivals: Tensor) -> Tensor:
         """Return the loss of PSL, (B,), for weights of the positives and of the items that they are compared with."""

@@ -8,11 +8,9 @@ from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
-from recsys_topk.losses.item_weights import true_weights
-from recsys_topk.losses.softmax import item_log_softmax
+from recsys_topk.losses.softmax import item_losses
 from recsys_topk.losses.true_items import true_items
-from recsys_topk.ops.selection.kth_pair import kth_pair
-from recsys_topk.ops.selection.weighted import weighted_pair
+from recsys_topk.ops.selection.weighted import kth_score
 
 
 class SoftmaxAtKLoss(RankingLoss):
@@ -57,25 +55,14 @@ class SoftmaxAtKLoss(RankingLoss):
         self.tau_weight = check_positive("tau_weight", tau_weight)
         self.weight_gradient = weight_gradient
 
-    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
-        """See `RankingLoss.per_list`."""
-        assert k is not None
-        target = true_items(labels, mask, None, self.positive_above).to(scores.dtype)
-        quantile = kth_pair(scores.detach(), k, mask)[0]
-        reached = scores if self.weight_gradient else scores.detach()
-        weight = torch.sigmoid((reached - quantile) / self.tau_weight) * target
-        losses = -item_log_softmax(scores / self.tau, mask) * weight
-        return losses.sum(-1) / target.sum(-1).clamp_min(1.0)
-
-    def per_list_weighted(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    def per_list(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None, weights: Tensor | None = None
     ) -> Tensor:
-        """See `RankingLoss.per_list_weighted`."""
+        """See `RankingLoss.per_list` and `per_list_weighted`."""
         assert k is not None
-        target = true_weights(labels, mask, None, self.positive_above, weights)
-        quantile = weighted_pair(torch.where(mask, scores.detach(), -torch.inf), k, weights)[0]
+        positive = true_items(labels, mask, None, self.positive_above)
+        target = positive.to(scores.dtype) if weights is None else torch.where(positive, weights, 0.0)
         reached = scores if self.weight_gradient else scores.detach()
-        weight = torch.sigmoid((reached - quantile) / self.tau_weight) * target
-        x = scores / self.tau
-        partition = torch.logsumexp(torch.where(mask, x + weights.log(), -torch.inf), 1, keepdim=True)
-        return ((partition - x) * weight).sum(1) / target.sum(1)
+        weight = torch.sigmoid((reached - kth_score(scores, k, mask, weights)) / self.tau_weight) * target
+        x = scores if self.tau == 1.0 else scores / self.tau
+        return (item_losses(x, mask, weights) * weight).sum(-1) / target.sum(-1)

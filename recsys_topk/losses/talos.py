@@ -11,9 +11,8 @@ from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
-from recsys_topk.losses.item_weights import true_weights
-from recsys_topk.ops.selection.kth_pair import kth_pair
-from recsys_topk.ops.selection.weighted import weighted_pair
+from recsys_topk.losses.true_items import true_items
+from recsys_topk.ops.selection.weighted import kth_score
 
 
 class TalosLoss(RankingLoss):
@@ -47,22 +46,15 @@ class TalosLoss(RankingLoss):
         super().__init__(**options)
         self.tau = check_positive("tau", tau)
 
-    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
-        """See `RankingLoss.per_list`."""
-        assert k is not None
-        return self._losses_at(scores, labels, kth_pair(scores.detach(), k, mask)[0], mask.to(scores.dtype))
-
-    def per_list_weighted(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    def per_list(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None, weights: Tensor | None = None
     ) -> Tensor:
-        """See `RankingLoss.per_list_weighted`."""
+        """See `RankingLoss.per_list` and `per_list_weighted`."""
         assert k is not None
-        beta = weighted_pair(torch.where(mask, scores.detach(), -math.inf), k, weights)[0]
-        return self._losses_at(scores, labels, beta, weights)
-
-    def _losses_at(self, scores: Tensor, labels: Tensor, beta: Tensor, weights: Tensor) -> Tensor:
-        true = true_weights(labels, weights > 0, None, self.positive_above, weights)
-        negative = (weights > 0) & (true == 0)
+        beta = kth_score(scores, k, mask, weights)
+        weights = mask.to(scores.dtype) if weights is None else weights
+        positive = true_items(labels, mask, None, self.positive_above)
+        true, negative = torch.where(positive, weights, 0.0), mask & ~positive
         some = negative.any(1, keepdim=True)
         logs = F.logsigmoid(scores - beta) / self.tau
         rivals = torch.where(negative, logs + weights.log(), torch.where(some, -math.inf, 0.0))

@@ -63,6 +63,7 @@ def kernels() -> list[Any]:
             "HAS_RANKS": kind < 1,
             "HAS_K": kind < 1,
             "HAS_KS": kind < 1,
+            "HAS_ITEMS": kind < 2,
         }
         found.append(("pair_sums", {**options, "WANTS": True, "BLOCK_I": 32, "BLOCK_J": 64}, 4))
     names = [name for name, *_ in found]
@@ -120,8 +121,8 @@ def test_operators_on_a_cpu_match_the_references() -> None:
         (joint.fused, (both, labels, mask, [5, 2], 2, *rest), joint_losses(both.unbind(), task)[0]),
         (
             pairs.fused,
-            (x, first, second, labels, None, None, -1, 1.0, "ones", 1.5, True),
-            pair_sums.reference(x, PairWeights(first, second, "ones", labels), 1.5),
+            (x, first, second, labels, None, mask.float(), None, -1, 1.0, "ones", 1.5, True),
+            pair_sums.reference(x, PairWeights(first, second, "ones", labels, items=mask.float()), 1.5),
         ),
     ):
         torch.library.opcheck(

@@ -234,12 +234,25 @@ def test_operators_pass_opcheck() -> None:
     for name, arguments in {
         "topk_loss": (x, labels, mask, ks, 0, 0.0, "laplace", 1.0, 0.5, True),
         "joint_terms": (both, labels, mask, [5, 2], 2, 0.0, "dftopk", 1.0, 0.5),
-        "pair_sums": (x, first, second, labels, None, None, -1, 1.0, "ones", 1.0, True),
+        "pair_sums": (x, first, second, labels, None, None, None, -1, 1.0, "ones", 1.0, True),
     }.items():
         fused = importlib.import_module(f"{kernels}.{name}").fused
         torch.library.opcheck(
             fused, arguments, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
         )
+
+
+def test_weighted_lists_of_the_top_k_losses_use_torch() -> None:
+    x = torch.randn(2, 6, generator=torch.Generator().manual_seed(5)).to(DEVICE)
+    labels, weights = (x > 0).float(), x.exp()
+    arguments = (x, labels, None, 2, 0.0, LAWS[0], False)
+    task = JointTask(labels, None, 2, None, 0.0, LAWS[0])
+    pairs = PairWeights(labels, labels, "ones")
+    with backend("triton"):
+        assert [topk_loss.backend_for(*arguments), topk_loss.backend_for(*arguments, weights)] == ["triton", "torch"]
+        tasks = (task, task._replace(item_weights=weights))
+        assert [joint_terms.backend_for([x, x], one) for one in tasks] == ["triton", "torch"]
+        assert pair_sums.backend_for(x, pairs._replace(items=weights), 1.0) == "triton"
 
 
 @pytest.fixture

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from recsys_topk.ops.dispatch import is_float32, operation
+from recsys_topk.ops.selection.ranks import tie_ranks, weigh_lists, weights_above
 from recsys_topk.ops.selection.sorting import sorted_descending
 
 Gain = Literal["linear", "exponential"]
@@ -17,11 +20,9 @@ LogBase = Literal["2", "e"]
 
 def check_gain(gain: str) -> Gain:
     """Return `gain`. Raise if it is unknown."""
-    if gain == "linear":
-        return "linear"
-    if gain == "exponential":
-        return "exponential"
-    raise ValueError(f"gain must be 'linear' (g = y) or 'exponential' (g = 2^y - 1), got {gain!r}")
+    if gain not in ("linear", "exponential"):
+        raise ValueError(f"gain must be 'linear' (g = y) or 'exponential' (g = 2^y - 1), got {gain!r}")
+    return "linear" if gain == "linear" else "exponential"
 
 
 def gains(labels: Tensor, gain: Gain) -> Tensor:
@@ -36,23 +37,20 @@ def gains(labels: Tensor, gain: Gain) -> Tensor:
     return labels if gain == "linear" else torch.exp2(labels) - 1.0
 
 
-def discount(ranks: Tensor, dtype: torch.dtype, base: float = 2.0) -> Tensor:
-    """Return D(r) = 1 / log(1 + r) in the given base, for ranks r >= 1.
+def discount(ranks: Tensor, dtype: torch.dtype, base: float = 2.0, k: int | Tensor | None = None) -> Tensor:
+    """Return D(r) = 1 / log(1 + r) in the given base, for ranks r >= 1; 0 after rank k, one int or one per list.
 
     Example:
         >>> discount(torch.tensor([1, 3]), torch.float32)
         tensor([1.0000, 0.5000])
     """
-    return math.log(base) / torch.log1p(ranks.to(dtype))
+    values = math.log(base) / torch.log1p(ranks.to(dtype))
+    return values if k is None else torch.where(ranks <= (k[:, None] if isinstance(k, Tensor) else k), values, 0.0)
 
 
 def rank_discounts(n: int, k: int | Tensor | None, like: Tensor, base: float = 2.0) -> Tensor:
     """Return D(1), ..., D(n) with 0 after rank k: (n,), or (B, n) for one k per list."""
-    ranks = torch.arange(1, n + 1, device=like.device)
-    values = discount(ranks, like.dtype, base)
-    if k is None:
-        return values
-    return torch.where(ranks <= (k[:, None] if isinstance(k, Tensor) else k), values, 0.0)
+    return discount(torch.arange(1, n + 1, device=like.device), like.dtype, base, k)
 
 
 def ideal_dcg(label_gains: Tensor, k: int | Tensor | None = None, base: float = 2.0) -> Tensor:
@@ -90,12 +88,41 @@ def discount_sums(amount: Tensor) -> Tensor:
     return sums + 0.5 * math.log(2.0) * (length * weights * torch.exp(u) / u).sum(-1)
 
 
-def weighted_ideal_dcg(label_gains: Tensor, k: Tensor | None, weights: Tensor) -> Tensor:
+def weighted_ideal_dcg(label_gains: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor) -> Tensor:
     """Return the ideal DCG of lists with w copies of an item of weight w, (B,); see `ideal_dcg`."""
-    order = label_gains.argsort(-1, descending=True)
-    reached = torch.nn.functional.pad(weights.gather(-1, order).double().cumsum(-1), (1, 0))
-    sums = discount_sums(reached if k is None else torch.minimum(reached, k[:, None])).diff(dim=-1)
-    return (label_gains.gather(-1, order) * sums).sum(-1).to(label_gains.dtype)
+    ranks = tie_ranks(label_gains, label_gains, mask)
+    return (label_gains * weights * mean_discounts(ranks, weights, k)).sum(-1)
+
+
+@operation
+def mean_discounts(ranks: Tensor, weights: Tensor, k: Tensor | None) -> Tensor:
+    """Return the mean discount of the copies of each item, (B, N); items of equal rank share their places.
+
+    Args:
+        ranks: Ranks of `tie_ranks`, (B, N).
+        weights: (B, N).
+        k: Number of places that count, (B,); None = all.
+    """
+    above, held = weights_above(ranks, weights)
+    most = torch.full_like(above, math.inf) if k is None else k[:, None].double()
+    sums = discount_sums(torch.minimum(above + held, most)) - discount_sums(torch.minimum(above, most))
+    return (sums / torch.where(held > 0, held, 1.0)).to(ranks.dtype)
+
+
+def _serves(ranks: Tensor, weights: Tensor, k: Tensor | None) -> bool:
+    given = is_float32(ranks, weights) and ranks.numel() > 0
+    return given and float(weights.sum(-1).max()) < 0.99 * EXACT
+
+
+@mean_discounts.backend("numba", _serves)
+def _numba(ranks: Tensor, weights: Tensor, k: Tensor | None) -> Tensor:
+    return weigh_lists(ranks, weights, k, _sums())
+
+
+@cache
+def _sums() -> Tensor:
+    """Return D(1) + ... + D(t) for t = 0, 1, ..., EXACT, float64."""
+    return torch.nn.functional.pad(discount(torch.arange(1, EXACT + 1), torch.float64).cumsum(0), (1, 0))
 
 
 def normalised_gains(
@@ -118,5 +145,5 @@ def normalised_gains(
         ideal = ideal_dcg(values, k)[:, None]
     else:
         assert not isinstance(k, int)
-        ideal = weighted_ideal_dcg(values, k, weights)[:, None]
+        ideal = weighted_ideal_dcg(values, mask, k, weights)[:, None]
     return torch.where(ideal > 0, values / torch.where(ideal > 0, ideal, 1.0), 0.0)

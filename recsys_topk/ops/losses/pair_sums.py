@@ -29,7 +29,7 @@ _PAIR_LISTS, _COUNT_LISTS = (
 
 
 class PairWeights(NamedTuple):
-    """w_ij = g_ij (abs(D_i - D_j) + mu delta_ij), or g_ij alone without discounts and ranks.
+    """w_ij = v_i v_j g_ij (abs(D_i - D_j) + mu delta_ij), or v_i v_j g_ij without discounts and ranks.
 
     delta_ij = D(d) - D(d + 1) with d = abs(r_i - r_j) and D(r) = 1 / log2(1 + r); with a k, pairs with a rank beyond k
     are divided by 1 - D(max(r_i, r_j)) (Jagerman et al. 2022).
@@ -43,7 +43,8 @@ class PairWeights(NamedTuple):
         discounts: D_i, (B, N); None = the first part is 0.
         ranks: r_i, (B, N), the ranks of `tie_ranks`; None = the second part is 0.
         mu: Weight of the second part.
-        k: One int, one int per list, (B,), or None: no cut.
+        k: One int, one number per list, (B,), or None: no cut.
+        items: v_i, the weights of the items, (B, N); None = 1. The ranks are then those of `weighted_ranks`.
     """
 
     first: Tensor
@@ -53,6 +54,7 @@ class PairWeights(NamedTuple):
     ranks: Tensor | None = None
     mu: float = 1.0
     k: int | Tensor | None = None
+    items: Tensor | None = None
 
     def block(self, lists: slice, rows: Tensor) -> Tensor:
         """Return the weights of some lists, (b, P, N), for the items i at `rows`, (B, P)."""
@@ -73,12 +75,20 @@ class PairWeights(NamedTuple):
             k = self.k[lists, None, None] if isinstance(self.k, Tensor) else self.k
             delta = distance_weight(r.gather(1, rows)[:, :, None], r[:, None], k)
             weight = self.mu * delta if weight is None else weight.add_(delta, alpha=self.mu)
-        return gain if weight is None else gain.mul_(weight)
+        gain = gain if weight is None else gain.mul_(weight)
+        if self.items is None:
+            return gain
+        return gain * self.items[lists].gather(1, rows)[:, :, None] * self.items[lists, None]
+
+    def tensors(self) -> list[Tensor | None]:
+        """Return the values of the items, None where there are none."""
+        return [self.first, self.second, self.discounts, self.ranks, self.items]
 
 
 def distance_weight(a: Tensor, b: Tensor, k: int | Tensor | None) -> Tensor:
     """Return delta of two ranks, see `PairWeights`; the shapes broadcast."""
-    # Different items are at least half a rank apart. Equal items have equal gains, so any finite weight is correct.
+    # Different items are at least half a rank apart, or count as such if they have small weights. Equal items have
+    # equal gains, so any finite weight is correct.
     distance = (a - b).abs().clamp_min(0.5)
     delta = discount(distance, distance.dtype) - discount(distance + 1.0, distance.dtype)
     if k is None:
@@ -104,7 +114,7 @@ def pair_sums(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
 
 
 def _serves(scores: Tensor, weights: PairWeights, sigma: float) -> bool:
-    given = [x for x in (weights.first, weights.second, weights.discounts, weights.ranks) if x is not None]
+    given = [x for x in weights.tensors() if x is not None]
     return is_float32(scores, *given) and scores.numel() > 0
 
 
@@ -125,8 +135,7 @@ def delta_tables(n: int, mu: float) -> tuple[Tensor, Tensor]:
 @pair_sums.backend("numba", _serves)
 def _numba(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
     lists, n = scores.shape
-    kept = [scores, weights.first, weights.second, weights.discounts, weights.ranks]
-    kept = [None if x is None else x.detach().contiguous() for x in kept]
+    kept = [None if x is None else x.detach().contiguous() for x in (scores, *weights.tensors())]
     k = math.inf if weights.k is None else weights.k
     ks = k.float() if isinstance(k, Tensor) else torch.full((lists,), float(k))
     tables = delta_tables(n, weights.mu)
@@ -136,14 +145,14 @@ def _numba(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
     buffers, finite = torch.empty(parts, ROWS, size), torch.empty(parts, dtype=torch.uint8)
     form = (weights.discounts is not None) + 2 * (weights.ranks is not None)
     kind, outputs = KINDS.index(weights.kind), (value, gradient, finite)
-    run_parts(_PAIR_LISTS, lists, n, kind, form, *kept, ks, *tables, sigma, buffers, size, *outputs)
+    run_parts(_PAIR_LISTS, lists, n, kind, form, *kept, ks, *tables, weights.mu, sigma, buffers, size, *outputs)
     if not bool(finite.all()):
         return pair_sums.reference(scores, weights, sigma)
     return known_gradient(scores, value, gradient, lambda x: pair_sums.reference(x, weights, sigma))
 
 
 def _serves_triton(scores: Tensor, weights: PairWeights, sigma: float) -> bool:
-    given = [x for x in (weights.first, weights.second, weights.discounts, weights.ranks) if x is not None]
+    given = [x for x in weights.tensors() if x is not None]
     return runs_triton(scores, *given) and scores.shape[1] > 0
 
 
@@ -155,15 +164,22 @@ def _triton(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
 
 
 @operation
-def count_pairs(first: Tensor, second: Tensor) -> Tensor:
-    """Return the number of pairs with first_i > second_j in each list, (B,) int64; first_i = -inf is in no pair."""
-    below = torch.searchsorted(second.sort(-1).values, first.contiguous())
-    return below.sum(-1)
+def count_pairs(first: Tensor, second: Tensor, items: Tensor | None = None) -> Tensor:
+    """Return the number of pairs with first_i > second_j in each list, (B,); first_i = -inf is in no pair.
+
+    With the weights of the items, (B, N), it is the sum of the products of the weights of the pairs.
+    """
+    ordered, order = second.sort(-1)
+    below = torch.searchsorted(ordered, first.contiguous())
+    if items is None:
+        return below.sum(-1)
+    lighter = F.pad(items.gather(-1, order).double().cumsum(-1), (1, 0)).gather(-1, below)
+    return (items * lighter).sum(-1).to(items.dtype)
 
 
-@count_pairs.backend("numba", lambda first, second: is_float32(first, second))
-def _count_numba(first: Tensor, second: Tensor) -> Tensor:
-    first, second = first.contiguous(), second.contiguous()
-    counts = torch.empty(len(first), dtype=torch.int64)
-    run_parts(_COUNT_LISTS, len(first), first.shape[1], first, second, counts)
-    return counts
+@count_pairs.backend("numba", lambda *given: is_float32(*(x for x in given if x is not None)))
+def _count_numba(first: Tensor, second: Tensor, items: Tensor | None = None) -> Tensor:
+    given = [None if x is None else x.detach().contiguous() for x in (first, second, items)]
+    counts = torch.empty(len(first), dtype=torch.float64)
+    run_parts(_COUNT_LISTS, len(first), first.shape[1], *given, counts)
+    return counts.long() if items is None else counts.float()

@@ -15,8 +15,8 @@ from recsys_topk.ops.dispatch import is_float32, is_real, may_read, operation
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.sorting import sort_descending
 
-_PACK_LISTS, _RANK_LISTS = (
-    Loop(f"recsys_topk.ops.backends.compiled.ranks:{name}") for name in ("pack_lists", "rank_lists")
+_PACK_LISTS, _RANK_LISTS, _WEIGH_LISTS = (
+    Loop(f"recsys_topk.ops.backends.compiled.ranks:{name}") for name in ("pack_lists", "rank_lists", "weigh_lists")
 )
 
 
@@ -85,13 +85,37 @@ def weighted_ranks(scores: Tensor, labels: Tensor, mask: Tensor, weights: Tensor
     """
     if weights is None:
         return tie_ranks(scores, labels, mask)
-    order = descending_order(scores, mask, labels)
-    x, y, w = (one.detach().gather(-1, order) for one in (scores, labels, weights.double()))
-    first, last = tie_groups((x[:, 1:] != x[:, :-1]) | (y[:, 1:] != y[:, :-1]) | ((w[:, 1:] > 0) != (w[:, :-1] > 0)))
-    reached = w.cumsum(-1)
-    above = (reached - w).gather(-1, first)
-    middle = 1.0 + above + 0.5 * (reached.gather(-1, last) - above - 1.0).clamp_min(0.0)
-    return torch.empty_like(middle).scatter(-1, order, middle).to(scores.dtype)
+    return ranks_of_copies(tie_ranks(scores, labels, mask), weights)
+
+
+@operation
+def ranks_of_copies(ranks: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean rank of the copies of each item, (B, N), from the ranks of the items and their weights."""
+    above, held = weights_above(ranks, weights)
+    return (1.0 + above + 0.5 * (held - 1.0).clamp_min(0.0)).to(ranks.dtype)
+
+
+def weights_above(ranks: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weight of the items with a smaller rank, and of those with an equal rank, (B, N) float64 each."""
+    place = (2.0 * ranks).long()
+    held = weights.new_zeros(len(weights), 2 * weights.shape[1] + 1, dtype=torch.float64)
+    held = held.scatter_add(1, place, weights.detach().double())
+    equal = held.gather(1, place)
+    return held.cumsum(1).gather(1, place) - equal, equal
+
+
+def weigh_lists(ranks: Tensor, weights: Tensor, k: Tensor | None, sums: Tensor | None) -> Tensor:
+    """Return `ranks_of_copies`, or the mean discounts for a table of their sums; see the loop of this name."""
+    lists, n = ranks.shape
+    buffers, result = torch.empty(number_of_parts(lists), 2 * n + 1, dtype=torch.float64), torch.empty(lists, n)
+    given = (ranks.contiguous(), weights.detach().contiguous(), None if k is None else k.double().contiguous(), sums)
+    run_parts(_WEIGH_LISTS, lists, n, *given, buffers, result)
+    return result
+
+
+ranks_of_copies.backend("numba", lambda ranks, weights: is_float32(ranks, weights) and ranks.numel() > 0)(
+    lambda ranks, weights: weigh_lists(ranks, weights, None, None)
+)
 
 
 def _serves(scores: Tensor, labels: Tensor, mask: Tensor) -> bool:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recsys_topk.numerics import LOG2
+from recsys_topk.numerics import LOG2, is_full
+from recsys_topk.ops.backends.jit import Loop
+from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
+from recsys_topk.ops.backends.task import WIDTH
+from recsys_topk.ops.dispatch import is_float32, is_real, operation
+from recsys_topk.ops.selection.kth_pair import kth_pair
+
+_PAIR_LISTS = Loop("recsys_topk.ops.backends.compiled.selection:pair_lists")
 
 # Sums of weights that differ by less than this part of them are equal: ten weights of 0.1 reach 1.
 SLACK = 8.0 * 2.0**-23
@@ -17,6 +25,7 @@ SLACK = 8.0 * 2.0**-23
 HALVING, SQUARING = 7, 6
 
 
+@operation
 def weighted_pair(filled: Tensor, k: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return x_[k] and x_[k+1] of each list, (B, 1) each, without gradient.
 
@@ -40,6 +49,28 @@ def weighted_pair(filled: Tensor, k: Tensor, weights: Tensor) -> tuple[Tensor, T
     kept = (reached < wanted - rounding).sum(-1, keepdim=True).minimum(last)
     cut = (reached <= wanted + rounding).sum(-1, keepdim=True).minimum(last)
     return ordered.gather(-1, kept), ordered.gather(-1, cut)
+
+
+def _serves(filled: Tensor, k: Tensor, weights: Tensor) -> bool:
+    return is_float32(filled, weights) and is_real(k) and filled.numel() > 0
+
+
+@weighted_pair.backend("numba", _serves)
+def _numba(filled: Tensor, k: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    (lists, n), parts = filled.shape, number_of_parts(len(filled))
+    size, pair = -(-n // WIDTH) * WIDTH, torch.empty(2, lists, 1)
+    finite = torch.empty(parts, dtype=torch.uint8)
+    given = (filled.detach().contiguous(), k.double().contiguous(), weights.detach().contiguous())
+    run_parts(_PAIR_LISTS, lists, n, *given, torch.empty(parts, 3, size), size, pair[0], pair[1], finite)
+    return (pair[0], pair[1]) if bool(finite.all()) else weighted_pair.reference(filled, k, weights)
+
+
+def kth_score(scores: Tensor, k: int | Tensor, mask: Tensor, weights: Tensor | None) -> Tensor:
+    """Return x_[k] of each list, (B, 1), without gradient; weights: (B, N), 0 where masked, None = 1."""
+    if weights is None or not isinstance(k, Tensor):
+        return kth_pair(scores.detach(), k, mask)[0]
+    filled = scores.detach() if is_full(mask) else torch.where(mask, scores.detach(), -math.inf)
+    return weighted_pair(filled, k, weights)[0]
 
 
 def balance(z: Tensor, gap: Tensor, k: Tensor, weights: Tensor, law: Literal["logistic", "laplace"]) -> Tensor:

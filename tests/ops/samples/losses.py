@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recsys_topk.numerics import full_mask
 from recsys_topk.ops.losses.arf_terms import arf_terms
-from recsys_topk.ops.losses.dcg import discount
+from recsys_topk.ops.losses.dcg import discount, mean_discounts
 from recsys_topk.ops.losses.find_positives import find_positives
 from recsys_topk.ops.losses.joint_terms import JointTask, joint_terms
 from recsys_topk.ops.losses.neural_ndcg import neural_ndcg
@@ -22,8 +22,9 @@ from recsys_topk.ops.losses.survival import survival_logs
 from recsys_topk.ops.losses.topk_loss import topk_loss
 from recsys_topk.ops.losses.topk_target import best_positives, topk_target
 from recsys_topk.ops.selection.membership import Law
-from recsys_topk.ops.selection.ranks import tie_ranks
+from recsys_topk.ops.selection.ranks import tie_ranks, weighted_ranks
 from tests.ops.samples.registry import sampled
+from tests.ops.samples.selection import ranks_of_copies_samples
 
 
 @sampled(arf_terms)
@@ -106,6 +107,8 @@ def pair_sums_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Pair
         ranks = tie_ranks(x, second, second < math.inf)
         d = discount(ranks, x.dtype)
         ks = torch.randint(1, 6, x.shape[:1], generator=generator)
+        items = (second < math.inf) * torch.rand(x.shape, generator=generator, dtype=x.dtype).mul(4.0)
+        uneven = weighted_ranks(x, second, second < math.inf, items)
         kinds: tuple[Kind, ...] = ("ones", "differences")
         for kind in kinds:
             for weights in (
@@ -114,15 +117,29 @@ def pair_sums_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Pair
                 PairWeights(first, second, kind, d, ranks, 10.0),
                 PairWeights(first, second, kind, None, ranks, 1.0, 3),
                 PairWeights(first, second, kind, d, ranks, 2.0, ks),
+                PairWeights(first, second, kind, items=items),
+                PairWeights(first, second, kind, d, items=items),
+                PairWeights(first, second, kind, None, uneven, 1.0, None, items),
+                PairWeights(first, second, kind, discount(uneven, x.dtype), uneven, 10.0, 2.5 * ks, items),
             ):
                 yield x.clone().requires_grad_(), weights, 1.5
-        yield x.clone().requires_grad_(), PairWeights(first.clamp_min(0.0), second, "rows"), 1.0
+        for weights in (None, items):
+            yield x.clone().requires_grad_(), PairWeights(first.clamp_min(0.0), second, "rows", items=weights), 1.0
+
+
+@sampled(mean_discounts)
+def mean_discounts_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    for number, (ranks, weights) in enumerate(ranks_of_copies_samples(generator)):
+        yield ranks, weights, None
+        yield ranks, weights, 5.0 * torch.rand(len(ranks), generator=generator, dtype=ranks.dtype)
+        yield ranks, weights * (4e4 if number == 0 else 0.0), None
 
 
 @sampled(count_pairs)
-def count_pairs_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+def count_pairs_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
     for _, first, second in pair_sums_orders(generator):
         yield first, second
+        yield first, second, torch.rand(first.shape, generator=generator, dtype=first.dtype)
 
 
 @sampled(plackett_luce)

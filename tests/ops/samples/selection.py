@@ -17,11 +17,12 @@ from recsys_topk.ops.selection.from_threshold import Law, from_threshold
 from recsys_topk.ops.selection.kth_pair import kth_largest, kth_pair
 from recsys_topk.ops.selection.laplace import laplace_logs, laplace_threshold
 from recsys_topk.ops.selection.logistic import logistic_logs, logistic_threshold
-from recsys_topk.ops.selection.ranks import tie_ranks
+from recsys_topk.ops.selection.ranks import ranks_of_copies, tie_ranks
 from recsys_topk.ops.selection.scan import recurrence
 from recsys_topk.ops.selection.sinkhorn_scaling import sinkhorn_scaling
 from recsys_topk.ops.selection.sorting import share_ties, sort_descending, sorted_descending
 from recsys_topk.ops.selection.subsets import subset_logs
+from recsys_topk.ops.selection.weighted import weighted_pair
 from tests.ops.samples.registry import sampled
 
 
@@ -196,3 +197,21 @@ def subset_logs_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Te
         mask = torch.rand(4, 11, generator=generator) < 0.8
         yield x.requires_grad_(), torch.tensor([1, 5, 7, 10]), torch.ones_like(mask)
         yield torch.where(mask, x.detach(), 0.0).requires_grad_(), torch.tensor([1, 2, 3, 3]), mask
+
+
+@sampled(ranks_of_copies)
+def ranks_of_copies_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    for scores, labels, mask in tie_ranks_samples(generator):
+        weights = 3.0 * torch.rand(scores.shape, generator=generator, dtype=scores.dtype)
+        yield tie_ranks(scores.detach(), labels, mask), weights * mask
+
+
+@sampled(weighted_pair)
+def weighted_pair_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for scores, _, mask in tie_ranks_samples(generator):
+        x = scores.detach()
+        for weights in (3.0 * torch.rand(x.shape, generator=generator, dtype=x.dtype), torch.full_like(x, 0.1)):
+            held = torch.where(mask & x.isfinite(), weights, 0.0)
+            k = held.sum(1) * torch.rand(len(x), generator=generator, dtype=x.dtype).clamp(1e-3, 0.99)
+            yield x.masked_fill(held == 0, -math.inf), k, held
+        yield x.masked_fill(held == 0, -math.inf), 0.1 * (held > 0).sum(1).div(2).ceil(), held  # ten times .1 is 1

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from recsys_topk.ops.backends.compiled.arithmetic import (
+    HALF,
     INFINITY,
+    LOG_2,
     ONE,
     PRODUCT,
     TWO,
@@ -18,6 +20,7 @@ from recsys_topk.ops.backends.compiled.arithmetic import (
     i32,
     log1p_positive,
     log1p_unit,
+    log_positive,
     magnitude,
 )  # fmt: skip
 from recsys_topk.ops.backends.compiled.build import compiled, inlined
@@ -28,7 +31,8 @@ from recsys_topk.ops.backends.task import WIDTH
 PAIR_ONES, PAIR_DIFFERENCES, PAIR_ROWS = 0, 1, 2  # positions in `recsys_topk.ops.losses.pair_sums.KINDS`
 FLAT, SWAP, NEAR, BOTH = 0, 1, 2, 3  # which parts the second factor of a weight has: none, discounts, delta, both
 
-# Rows of the buffer of `pair_lists`. PLACE, COUNT and TWICE hold int32, float32 and int32.
+# Rows of the buffer of `pair_lists`. PLACE, COUNT and TWICE hold int32, float32 and int32. With weights COUNT is the
+# weight of an item and TWICE its rank, in float32.
 X, UP, DOWN, FIRST, SECOND, DISCOUNT, DEEP, GRADIENT, PLACE, COUNT, TWICE = range(11)
 ROWS = 11
 
@@ -73,9 +77,17 @@ def gain(kind: Any, gap: Any, first: Any) -> Any:
 
 
 @inlined
+def delta(distance: Any) -> Any:
+    """Return D(d) - D(d + 1) of the distances of 16 pairs of ranks, without cancellation."""
+    after = where(distance > HALF, distance, HALF) + ONE
+    near, step = log_positive(after), log1p_unit(ONE / after)
+    return step * LOG_2 / (near * (near + step))
+
+
+@inlined
 def row_sums(
-    kind: Any, form: Any, signed: Any, narrow: Any, tied: Any, a: Any, begin: Any, size: Any, row: Any, buffer: Any,
-    n: Any, table: Any, k: Any, sigma: Any,
+    kind: Any, form: Any, weighted: Any, signed: Any, narrow: Any, tied: Any, a: Any, begin: Any, size: Any, row: Any,
+    buffer: Any, n: Any, table: Any, k: Any, mu: Any, sigma: Any,
 ) -> Any:  # fmt: skip
     """Add the pairs of item a with the items from `begin` on to the gradients in the buffer; return their sum.
 
@@ -86,6 +98,7 @@ def row_sums(
     Args:
         kind: PAIR_ONES, PAIR_DIFFERENCES or PAIR_ROWS.
         form: FLAT, SWAP, NEAR or BOTH.
+        weighted: Whether the items have weights; they are then `tied`.
         signed: Whether to add the pairs with the items b > a, of which either may be better. Otherwise a is better.
         narrow: Whether UP and DOWN hold `exponentials`.
         tied: Whether the items b may stand for several. Otherwise their positions are their ranks, from 1.
@@ -97,6 +110,7 @@ def row_sums(
         n: Number of items for which the tables were made.
         table: Address of the tables of `recsys_topk.ops.losses.pair_sums.delta_tables`.
         k: k of delta.
+        mu: Weight of delta.
         sigma: Steepness.
     """
     x, up, down, g = buffer, buffer + UP * row, buffer + DOWN * row, buffer + GRADIENT * row
@@ -105,6 +119,7 @@ def row_sums(
     own, own_first, own_second = read(x, a, f32), read(first, a, f32), read(second, a, f32)
     own_up, own_down, own_count = read(up, a, f32), read(down, a, f32), read(counts, a, f32)
     own_discount, own_deep, own_twice = read(discounts, a, f32), read(deep, a, f32), read(twice, a, i32)
+    own_rank = read(twice, a, f32)
     width = 2 * n + 2 * WIDTH
     line, halves = table + 4 * (n + WIDTH - 1 - a), table + 4 * width
     whole, pull = ZERO, ZERO
@@ -116,10 +131,11 @@ def row_sums(
                 w = w - gain(kind, load(first, i) - own_second, own_first)
                 w = where(places(i32(i)) > i32(a), w, ZERO)
             if form >= NEAR:
-                below = bits_of(load(twice, i)) - own_twice
-                if tied:
+                below = bits_of(load(twice, i)) - own_twice  # ranks are positive: their bits have their order
+                if weighted:
+                    part = delta(magnitude(load(twice, i) - own_rank)) * mu
+                elif tied:
                     part = gather(halves, where(below < i32(0), splat(i32(0)) - below, below))
-                    w = w * load(counts, i)
                 else:
                     part = load(line, i)
                 if k < INFINITY:
@@ -129,6 +145,8 @@ def row_sums(
                 w = w * part
             elif form == SWAP:
                 w = w * magnitude(own_discount - load(discounts, i))
+            if tied:
+                w = w * load(counts, i)
             u = own - load(x, i)
             if narrow:
                 one, other = load(up, i) * own_down, load(down, i) * own_up
@@ -136,7 +154,7 @@ def row_sums(
             else:
                 f = exp_negative(below_zero(u * sigma))
             wu = w * u
-            if kind == PAIR_ONES and form == FLAT:
+            if kind == PAIR_ONES and form == FLAT and not weighted:
                 factor = where(magnitude(w) > ZERO, f, ZERO)
                 product = product * factor + (product + factor)
             else:
@@ -156,12 +174,43 @@ def row_sums(
 
 
 @inlined
-def arrange(b: Any, n: Any, ranks: Any, second: Any, buffer: Any, row: Any) -> Any:
+def all_rows(
+    kind: Any, form: Any, weighted: Any, low: Any, signed: Any, narrow: Any, origin: Any, end: Any, row: Any,
+    buffer: Any, n: Any, table: Any, k: Any, mu: Any, sigma: Any,
+) -> Any:  # fmt: skip
+    """Add the pairs of all items to the gradients in the buffer; return their sum. See `arrange` and `row_sums`."""
+    whole = 0.0
+    for a in range(end):
+        real = read(buffer + SECOND * row, a, f32) < INFINITY
+        if real and (signed or read(buffer + FIRST * row, a, f32) > low):
+            first_place = a // WIDTH * WIDTH if signed else 0
+            split = origin if a >= origin and not weighted else end
+            for tied in (True, False):
+                start, stop = (first_place, split) if tied else (max(first_place, split), end)
+                if start >= stop:
+                    continue
+                # One branch per form, each with constants that the compiler uses.
+                rest = (a, start, stop, row, buffer, n, table, k, mu, sigma)
+                if form == BOTH:
+                    whole += row_sums(kind, BOTH, weighted, signed, narrow, tied, *rest)
+                elif form == SWAP:
+                    whole += row_sums(kind, SWAP, weighted, signed, narrow, weighted, *rest)
+                elif form == NEAR:
+                    whole += row_sums(kind, NEAR, weighted, signed, narrow, tied, *rest)
+                elif kind == PAIR_ONES:
+                    whole += row_sums(PAIR_ONES, FLAT, weighted, signed, narrow, weighted, *rest)
+                else:
+                    whole += row_sums(kind, FLAT, weighted, signed, narrow, weighted, *rest)
+    return whole
+
+
+@inlined
+def arrange(b: Any, n: Any, ranks: Any, second: Any, weights: Any, buffer: Any, row: Any) -> Any:
     """Write the position of each item of list b to PLACE, -1 where masked.
 
-    With ranks, items are in the order of their ranks, and the position is `origin` plus the rank minus 1. Items of
-    equal rank have equal scores and labels. They have one position below `origin`, and COUNT is their number. If there
-    are many of them, all items are there, and the other positions are not used.
+    With ranks and without weights, items are in the order of their ranks, and the position is `origin` plus the rank
+    minus 1. Items of equal rank have equal scores and labels. They have one position below `origin`, and COUNT is their
+    number. If there are many of them, all items are there, and the other positions are not used.
 
     Returns:
         `origin`, one past the last position (multiples of WIDTH), and the number of valid items.
@@ -170,11 +219,11 @@ def arrange(b: Any, n: Any, ranks: Any, second: Any, buffer: Any, row: Any) -> A
     valid = 0
     for i in range(n):
         real = read(second, b * n + i, f32) < INFINITY
-        key = np.int64(TWO * read(ranks, b * n + i, f32)) if ranks != 0 else valid
+        key = np.int64(TWO * read(ranks, b * n + i, f32)) if ranks != 0 and weights == 0 else valid
         write(place, i, i32(key) if real else i32(-1))
         valid += real
     end = -(-valid // WIDTH) * WIDTH
-    if ranks == 0:
+    if ranks == 0 or weights != 0:
         return 0, end, valid
     for key in range(2 * n + 1):
         write(found, key, i32(0))
@@ -213,17 +262,19 @@ def arrange(b: Any, n: Any, ranks: Any, second: Any, buffer: Any, row: Any) -> A
 @compiled
 def pair_lists(
     number: Any, begin: Any, end: Any, n: Any, kind: Any, form: Any, x: Any, first: Any, second: Any, discounts: Any,
-    ranks: Any, ks: Any, table: Any, deep: Any, sigma: Any, buffers: Any, size: Any, losses: Any, gradient: Any,
-    finite: Any,
+    ranks: Any, weights: Any, ks: Any, table: Any, deep: Any, mu: Any, sigma: Any, buffers: Any, size: Any,
+    losses: Any, gradient: Any, finite: Any,
 ) -> None:  # fmt: skip
     """Write sum_ij w_ij log(1 + exp(-sigma (x_i - x_j))) and its gradient for lists begin <= b < end.
 
     Further arguments:
         kind: PAIR_ONES, PAIR_DIFFERENCES or PAIR_ROWS.
         form: FLAT, SWAP, NEAR or BOTH.
+        weights: Weights of the items, (B, N), by which pairs are multiplied; 0 = none.
         ks: k of delta, (B,).
         table: Tables of `recsys_topk.ops.losses.pair_sums.delta_tables`.
         deep: Factor of delta for ranks beyond k, indexed by twice the rank.
+        mu: Weight of delta.
         size: Twice N rounded up to a multiple of WIDTH.
         gradient: (B, N), written; 0 = no gradient.
         finite: (parts,) uint8, written: whether all scores are finite. Otherwise the rest is not written.
@@ -234,7 +285,7 @@ def pair_lists(
     low = ZERO if kind == PAIR_ROWS else -INFINITY
     write(finite, number, np.uint8(1))
     for b in range(begin, end):
-        origin, end_place, valid = arrange(b, n, ranks, second, buffer, row)
+        origin, end_place, valid = arrange(b, n, ranks, second, weights, buffer, row)
         some = read(x, b * n, f32)
         for i in range(0, end_place, WIDTH):  # positions without an item are in no pair
             store(buffer, i, splat(some))
@@ -242,6 +293,9 @@ def pair_lists(
             store(buffer + SECOND * row, i, splat(INFINITY))
             store(buffer + DISCOUNT * row, i, splat(ZERO))
             store(buffer + DEEP * row, i, splat(ONE))
+            if weights != 0:
+                store(counts, i, splat(ZERO))
+                store(buffer + TWICE * row, i, splat(ONE))
             store(g, i, splat(ZERO))
         k, absolute, better = read(ks, b, f32), ZERO, 0
         for i in range(n):
@@ -255,44 +309,23 @@ def pair_lists(
                 better += own > low
                 if discounts != 0:
                     write(buffer + DISCOUNT * row, place, read(discounts, at, f32))
-                if ranks != 0 and k < INFINITY:
+                if weights != 0:
+                    write(counts, place, read(weights, at, f32))
+                if ranks != 0:
                     rank = read(ranks, at, f32)
-                    write(buffer + DEEP * row, place, read(deep, np.int64(TWO * rank), f32) if rank > k else ONE)
+                    if weights != 0:
+                        write(buffer + TWICE * row, place, rank)
+                    if k < INFINITY and rank > k:
+                        near = log1p_positive(rank if rank > f32(1.5) else f32(1.5))
+                        factor = near / (near - LOG_2) if weights != 0 else read(deep, np.int64(TWO * rank), f32)
+                        write(buffer + DEEP * row, place, factor)
         if not absolute < INFINITY:
             write(finite, number, np.uint8(0))
             return
         narrow = exponentials(buffer, buffer + UP * row, buffer + DOWN * row, end_place, sigma)
-        signed, whole = 2 * better > valid and kind != PAIR_ROWS, 0.0
-        for a in range(end_place):
-            real = read(buffer + SECOND * row, a, f32) < INFINITY
-            if real and (signed or read(buffer + FIRST * row, a, f32) > low):
-                first_place = a // WIDTH * WIDTH if signed else 0
-                split = origin if a >= origin else end_place
-                for tied in (True, False):
-                    start, stop = (first_place, split) if tied else (max(first_place, split), end_place)
-                    # One branch per form, each with constants that the compiler uses.
-                    if start >= stop:
-                        continue
-                    if form == BOTH:
-                        whole += row_sums(
-                            kind, BOTH, signed, narrow, tied, a, start, stop, row, buffer, n, table, k, sigma
-                        )
-                    elif form == SWAP:
-                        whole += row_sums(
-                            kind, SWAP, signed, narrow, False, a, start, stop, row, buffer, n, table, k, sigma
-                        )
-                    elif form == NEAR:
-                        whole += row_sums(
-                            kind, NEAR, signed, narrow, tied, a, start, stop, row, buffer, n, table, k, sigma
-                        )
-                    elif kind == PAIR_ONES:
-                        whole += row_sums(
-                            PAIR_ONES, FLAT, signed, narrow, False, a, start, stop, row, buffer, n, table, k, sigma
-                        )
-                    else:
-                        whole += row_sums(
-                            kind, FLAT, signed, narrow, False, a, start, stop, row, buffer, n, table, k, sigma
-                        )
+        signed = 2 * better > valid and kind != PAIR_ROWS
+        given = (low, signed, narrow, origin, end_place, row, buffer, n, table, k, mu, sigma)
+        whole = all_rows(kind, form, True, *given) if weights != 0 else all_rows(kind, form, False, *given)
         write(losses, b, f32(whole))
         if gradient != 0:
             for i in range(n):
@@ -305,17 +338,26 @@ def pair_lists(
 
 
 @compiled
-def count_lists(number: Any, begin: Any, end: Any, n: Any, first: Any, second: Any, counts: Any) -> None:
-    """Write the number of pairs with first_i > second_j for lists begin <= b < end; first_i = -inf is in no pair."""
+def count_lists(number: Any, begin: Any, end: Any, n: Any, first: Any, second: Any, weights: Any, counts: Any) -> None:
+    """Write the number of pairs with first_i > second_j for lists begin <= b < end, float64; -inf is in no pair.
+
+    With weights, (B, N), a pair counts with the product of the weights of its items; 0 = no weights.
+    """
     for b in range(begin, end):
-        found = np.int64(0)
+        found = 0.0
         for i in range(n):
             own = read(first, b * n + i, f32)
             if own > -INFINITY:
-                below = i32(0)
-                for j in range(0, n - n % WIDTH, WIDTH):
-                    below += count(load(second, b * n + j) < own)
-                for j in range(n - n % WIDTH, n):
-                    below += i32(read(second, b * n + j, f32) < own)
-                found += below
+                below, heavy, rest = i32(0), splat(ZERO), n - n % WIDTH
+                for j in range(0, rest, WIDTH):
+                    lower = load(second, b * n + j) < own
+                    if weights != 0:
+                        heavy = heavy + where(lower, load(weights, b * n + j), ZERO)
+                    else:
+                        below += count(lower)
+                whole = np.float64(below) + total(heavy)
+                for j in range(rest, n):
+                    if read(second, b * n + j, f32) < own:
+                        whole += read(weights, b * n + j, f32) if weights != 0 else ONE
+                found += whole * read(weights, b * n + i, f32) if weights != 0 else whole
         write(counts, b, found)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from recsys_topk.ops.backends.compiled.arithmetic import HALF, INFINITY, f32, i32, ordered
-from recsys_topk.ops.backends.compiled.build import compiled
+from recsys_topk.ops.backends.compiled.arithmetic import HALF, INFINITY, TWO, f32, i32, ordered
+from recsys_topk.ops.backends.compiled.build import compiled, inlined
+from recsys_topk.ops.backends.compiled.memory import read, write
 
 FEW = 6  # up to this number of tied items, or of different labels of them, no sort is needed
 
@@ -118,3 +119,46 @@ def rank_lists(part: Any, begin: Any, end: Any, packed: Any, valid: Any, labels:
                 for i in range(first, same):
                     ranks[b, order[i] & low] = f32(first + same + 1) * HALF
                 first = same
+
+
+@inlined
+def discounts_up_to(sums: Any, amount: Any, most: Any) -> Any:
+    """Return the sum of the discounts of the first places, as many as the smaller of two numbers."""
+    amount = amount if amount < most else most
+    whole = np.int64(amount)
+    before = read(sums, whole, np.float64)
+    return before + (amount - np.float64(whole)) * (read(sums, whole + 1, np.float64) - before)
+
+
+@compiled
+def weigh_lists(
+    number: Any, begin: Any, end: Any, n: Any, ranks: Any, weights: Any, ks: Any, sums: Any, buffers: Any, result: Any
+) -> None:
+    """Write the mean rank of the copies of each item, an item of weight w having w copies, or their mean discount.
+
+    Further arguments:
+        ranks: (B, N), of the items.
+        ks: (B,) float64, the number of places with a discount; 0 = all.
+        sums: float64, the sums of the first 0, 1, ... discounts, more than the sum of the weights; 0 = write ranks.
+        buffers: (parts, 2 N + 1) float64.
+    """
+    held = buffers + number * 8 * (2 * n + 1)
+    for b in range(begin, end):
+        most, above = read(ks, b, np.float64) if ks != 0 else np.inf, 0.0
+        for key in range(2 * n + 1):
+            write(held, key, 0.0)
+        for i in range(n):
+            place = np.int64(TWO * read(ranks, b * n + i, f32))
+            write(held, place, read(held, place, np.float64) + read(weights, b * n + i, f32))
+        for key in range(2 * n + 1):
+            own = read(held, key, np.float64)
+            value = 0.0
+            if sums == 0:
+                value = 1.0 + above + (0.5 * (own - 1.0) if own > 1.0 else 0.0)
+            elif own > 0.0:
+                value = (discounts_up_to(sums, above + own, most) - discounts_up_to(sums, above, most)) / own
+            write(held, key, value)
+            above += own
+        for i in range(n):
+            place = np.int64(TWO * read(ranks, b * n + i, f32))
+            write(result, b * n + i, f32(read(held, place, np.float64)))

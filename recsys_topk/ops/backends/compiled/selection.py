@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recsys_topk.ops.backends.compiled.arithmetic import HALF, INFINITY, ONE, ZERO, f32, i32, number, ordered
-from recsys_topk.ops.backends.compiled.build import inlined
+from recsys_topk.ops.backends.compiled.build import compiled, inlined
 from recsys_topk.ops.backends.compiled.lanes import bits_of, count, greatest, least, places, splat, total, where
-from recsys_topk.ops.backends.compiled.memory import load, load_bits, load_where, read, store
+from recsys_topk.ops.backends.compiled.memory import load, load_bits, load_where, read, store, write
 from recsys_topk.ops.backends.task import FENCHEL_YOUNG, WIDTH
 
 # Number of items whose weights are added in float32. Weights of 0.1 must not miss a sum of 1 by more than SLACK of it.
@@ -308,6 +308,38 @@ def keep_best(y: Any, q: Any, n: Any, size: Any, k: Any, positives: Any, held: A
             label, _ = kth_pair(w, size, positives, i32(k), low, high, guess, spread)
     for i in range(0, size, WIDTH):
         store(s, i, where(load(w, i) >= label, load(s, i), ONE))
+
+
+@compiled
+def pair_lists(
+    number: Any, begin: Any, end: Any, n: Any, x: Any, ks: Any, weights: Any, buffers: Any, size: Any, kept: Any,
+    cut: Any, finite: Any,
+) -> None:  # fmt: skip
+    """Write the pairs of `weighted_pair` of lists begin <= b < end.
+
+    Further arguments:
+        ks: (B,) float64.
+        kept: (B,), written: x_[k].
+        cut: (B,), written: x_[k+1].
+        finite: (parts,) uint8, written: whether all scores are finite. Otherwise the rest is not written.
+    """
+    v = buffers + number * 12 * size
+    s, q = v + 4 * size, v + 8 * size
+    write(finite, number, np.uint8(1))
+    for b in range(begin, end):
+        row, k = x + 4 * b * n, read(ks, b, np.float64)
+        valid, _, amount, _, low, high, mean, variance = copy_list(
+            row, row, 0, weights + 4 * b * n, n, size, ZERO, v, s, q
+        )
+        if not (abs(mean) + variance < f32(1e37)):
+            write(finite, number, np.uint8(0))
+            return
+        z, density = quantile(f32(k / amount))
+        deviation = f32(math.sqrt(max(variance, ZERO)))
+        slope = deviation / (f32(amount) * density)
+        first, second = weighted_pair(v, q, size, valid, amount, k, low, high, mean + z * deviation, slope)
+        write(kept, b, first)
+        write(cut, b, second)
 
 
 @inlined

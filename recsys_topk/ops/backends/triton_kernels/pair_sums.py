@@ -51,9 +51,9 @@ def distance_weight(a, b, k, HAS_K: tl.constexpr):  # noqa: N803
 
 @triton.jit(do_not_specialize=["k"])
 def pair_sums_kernel(
-    x_ptr, first_ptr, second_ptr, discounts_ptr, ranks_ptr, ks_ptr, loss_ptr, gradient_ptr, n, k, mu, sigma,
+    x_ptr, first_ptr, second_ptr, discounts_ptr, ranks_ptr, items_ptr, ks_ptr, loss_ptr, gradient_ptr, n, k, mu, sigma,
     KIND: tl.constexpr, HAS_DISCOUNTS: tl.constexpr, HAS_RANKS: tl.constexpr, HAS_K: tl.constexpr,  # noqa: N803
-    HAS_KS: tl.constexpr, WANTS: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr,  # noqa: N803
+    HAS_KS: tl.constexpr, HAS_ITEMS: tl.constexpr, WANTS: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     """Write the losses of the pairs (i, j), and the derivatives with respect to x_i, for BLOCK_I items i of a list.
 
@@ -66,7 +66,8 @@ def pair_sums_kernel(
         second_ptr: Values of the items as the second of a pair, (lists, n) float32.
         discounts_ptr: (lists, n) float32; read if HAS_DISCOUNTS.
         ranks_ptr: (lists, n) float32; read if HAS_RANKS.
-        ks_ptr: One k per list, int64; read if HAS_KS.
+        items_ptr: Weights of the items, (lists, n) float32; read if HAS_ITEMS.
+        ks_ptr: One k per list; read if HAS_KS.
         loss_ptr: (lists, programs of a list) float32, written.
         gradient_ptr: (lists, n) float32, written if WANTS.
         n: Number of items of a list.
@@ -78,6 +79,7 @@ def pair_sums_kernel(
         HAS_RANKS: Whether there are ranks.
         HAS_K: Whether delta has a k.
         HAS_KS: Whether each list has its own k.
+        HAS_ITEMS: Whether the items have weights.
         WANTS: Whether to write the gradient.
         BLOCK_I: Number of items i of a program.
         BLOCK_J: Number of items j at once.
@@ -106,6 +108,9 @@ def pair_sums_kernel(
             place += mu * distance_weight(r_i, r_j, cut, HAS_K)
         if (not HAS_DISCOUNTS) and (not HAS_RANKS):
             place += 1.0
+        if HAS_ITEMS:
+            v_i = tl.load(items_ptr + start + i, mask=i < n, other=0.0)[:, None]
+            place *= v_i * tl.load(items_ptr + start + j, mask=j < n, other=0.0)[None, :]
         t = sigma * (x_j - x_i)
         e = tl.exp(-tl.abs(t))
         inverse = 1.0 / (1.0 + e)
@@ -122,8 +127,8 @@ def pair_sums_kernel(
 
 
 def fused_pair_sums(
-    scores: Tensor, first: Tensor, second: Tensor, discounts: Tensor | None, ranks: Tensor | None, ks: Tensor | None,
-    k: int, mu: float, kind: str, sigma: float, wants: bool,
+    scores: Tensor, first: Tensor, second: Tensor, discounts: Tensor | None, ranks: Tensor | None, items: Tensor | None,
+    ks: Tensor | None, k: int, mu: float, kind: str, sigma: float, wants: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the sums, (B,), and the gradient, (B, N), or (B, 0) if it is not wanted; k = -1 means no k."""
     lists, n = scores.shape
@@ -131,12 +136,12 @@ def fused_pair_sums(
     parts = triton.cdiv(n, BLOCK_I)
     losses = scores.new_empty(lists, parts, dtype=torch.float32)
     x = scores.contiguous()
-    given = [x if one is None else one.contiguous() for one in (first, second, discounts, ranks, ks)]
+    given = [x if one is None else one.contiguous() for one in (first, second, discounts, ranks, items, ks)]
     if lists and n:
         pair_sums_kernel[(lists, parts)](
             x, *given, losses, gradient, n, min(k, LARGEST_INT), mu, sigma, KINDS[kind], discounts is not None,
-            ranks is not None, ks is not None or k >= 0, ks is not None, wants, BLOCK_I, BLOCK_J, num_warps=4,
-            **OPTIONS,
+            ranks is not None, ks is not None or k >= 0, ks is not None, items is not None, wants, BLOCK_I,
+            BLOCK_J, num_warps=4, **OPTIONS,
         )  # fmt: skip
     return losses.sum(1), gradient
 
@@ -148,20 +153,20 @@ def _fake(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 def _reference(x: Tensor, tensors: Any, rest: Any) -> Tensor:
-    first, second, discounts, ranks, ks = tensors
+    first, second, discounts, ranks, items, ks = tensors
     k, mu, kind, sigma, _ = rest
     own = ks if ks is not None else None if k < 0 else k
-    return pair_sums.reference(x, PairWeights(first, second, kind, discounts, ranks, mu, own), sigma)
+    return pair_sums.reference(x, PairWeights(first, second, kind, discounts, ranks, mu, own, items), sigma)
 
 
 def _on_cpu(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    (losses,), gradient = value_and_gradient(lambda x: (_reference(x, rest[:5], rest[5:]),), scores)
+    (losses,), gradient = value_and_gradient(lambda x: (_reference(x, rest[:6], rest[6:]),), scores)
     return losses, gradient if rest[-1] else gradient[:, :0].contiguous()
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.rest = inputs[6:]
-    ctx.save_for_backward(inputs[0], output[1], *inputs[1:6])
+    ctx.rest = inputs[7:]
+    ctx.save_for_backward(inputs[0], output[1], *inputs[1:7])
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
@@ -170,7 +175,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         found = through_reference(lambda x: _reference(x.float(), tensors, ctx.rest), [scores], [grad])[0]
     else:
         found = (gradient * grad[:, None]).to(scores.dtype)
-    return found, *[None] * 10
+    return found, *[None] * 11
 
 
 fused = registered(fused_pair_sums, _fake, _on_cpu, _setup, _backward)
@@ -178,11 +183,8 @@ fused = registered(fused_pair_sums, _fake, _on_cpu, _setup, _backward)
 
 def pair_sums_triton(scores: Tensor, weights: PairWeights, sigma: float) -> Tensor:
     """Return the result of `recsys_topk.ops.losses.pair_sums.pair_sums`."""
-    first, second, discounts, ranks = (
-        None if one is None else one.detach().float()
-        for one in (weights.first, weights.second, weights.discounts, weights.ranks)
-    )
-    ks, k = (weights.k.long(), 0) if isinstance(weights.k, Tensor) else (None, -1 if weights.k is None else weights.k)
+    given = [None if one is None else one.detach().float() for one in weights.tensors()]
+    ks, k = (weights.k, 0) if isinstance(weights.k, Tensor) else (None, -1 if weights.k is None else weights.k)
     wants = scores.requires_grad and torch.is_grad_enabled()
-    losses: Tensor = fused(scores, first, second, discounts, ranks, ks, k, weights.mu, weights.kind, sigma, wants)[0]
+    losses: Tensor = fused(scores, *given, ks, k, weights.mu, weights.kind, sigma, wants)[0]
     return losses
