@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 
+from recsys_topk.checks import check_budget
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.catalogue import Catalogue
 from recsys_topk.datamodules.hyper_parameters import data_spec, hyper_parameters
@@ -116,6 +117,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     sampling_probabilities: bool = False
     """Whether training batches contain `CascadeBatch.log_q` without a logQ correction, for objectives with a pool."""
 
+    newest: float = 0.0
+    """Share of each training shard that training leaves out: its newest requests, which `newest_requests` returns."""
+
     progress: Progress | None = None
     """Receives the progress of `prepare_data`; None = progress bars on a terminal."""
 
@@ -147,6 +151,11 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             known = ", ".join(get_args(EvalSource))
             raise ValueError(f"eval_negative_source must be one of {known}, got {eval_negative_source!r}")
         train_negatives = check_mix(negative_source, train_negatives)
+        rows = self.fewest if batch_size == "auto" else batch_size
+        each = 1 if negative_source in ("shared", "catalogue") else rows  # lists with negatives of their own
+        for name, number in (("train", train_negatives * each), ("eval", eval_negatives * (eval_batch_size or rows))):
+            what = f"a batch with {counts[f'{name}_negatives']:,} {name}_negatives"
+            check_budget(32 * number, what, f"use a smaller --data.{name}_negatives or --data.batch_size")
         self.batch_size: BatchSize = batch_size
         self.eval_batch_size = eval_batch_size
         self.train_negatives = train_negatives
@@ -318,8 +327,15 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
             rank=rank,
             processes=processes,
             num_workers=self.num_workers,
+            between=(0.0, 1.0 - self.newest * training),
             device=None if self.trainer is None else self.trainer.strategy.root_device,
         )
+
+    def newest_requests(self, name: str) -> Iterator[CascadeBatch]:
+        """Yield the newest requests of a shard (`newest`) in evaluation batches, with negatives."""
+        part = (1.0 - self.newest, 1.0)
+        for batch in ShardLoader([self.shard(name)], self.rows_per_batch(), seed=self.seed, between=part):
+            yield self.add_negatives(batch)
 
     def train_dataloader(self) -> ShardLoader:
         """Return the loader of training batches. It resumes at the loaded state, if there is one."""

@@ -90,6 +90,7 @@ class ShardLoader:
         rank: Rank of this process.
         processes: Number of processes.
         num_workers: Number of worker processes that make batches; 0 = this process makes them.
+        between: The part of each shard to read, as shares of its requests, e.g. (0, 0.9) = all but the newest tenth.
         device: A CUDA device. Each batch is copied to it during the computation on the previous batch; None = no copy.
     """
 
@@ -104,6 +105,7 @@ class ShardLoader:
         rank: int = 0,
         processes: int = 1,
         num_workers: int = 0,
+        between: tuple[float, float] = (0.0, 1.0),
         device: torch.device | None = None,
     ) -> None:
         if batch_size < 1:
@@ -117,7 +119,8 @@ class ShardLoader:
         self.processes = processes
         self.num_workers = num_workers
         self.device = device
-        self.slices = global_batches([len(shard) for shard in shards], batch_size, processes)
+        self.ranges = [range(*(round(share * len(shard)) for share in between)) for shard in shards]
+        self.slices = global_batches([len(own) for own in self.ranges], batch_size, processes)
         self.epoch = 0
         self._given = 0
         self._resume_at = 0
@@ -125,7 +128,7 @@ class ShardLoader:
     @property
     def requests(self) -> int:
         """Number of requests in an epoch, over all processes."""
-        return sum(len(shard) for shard in self.shards)
+        return sum(len(own) for own in self.ranges)
 
     @property
     def sampler(self) -> ShardLoader:
@@ -167,7 +170,7 @@ class ShardLoader:
             if piece.shard != ordered:
                 if ordered >= 0:
                     self.shards[ordered].release()  # keep only one shard in memory
-                order, ordered = self._order(shard, epoch), piece.shard
+                order, ordered = self._order(shard, epoch, self.ranges[piece.shard]), piece.shard
             rows = order[piece.start : piece.stop][self.rank :: self.processes]
             users = None if self.training else shard.users(rows)
             yield ShardBatch.of(
@@ -180,10 +183,9 @@ class ShardLoader:
                 rows=None if self.training else torch.from_numpy(rows),
             )
 
-    def _order(self, shard: Shard, epoch: int) -> Array:
-        if not self.shuffle:
-            return np.arange(len(shard))
-        return np.random.default_rng([self.seed, epoch, shard.order_key]).permutation(len(shard))
+    def _order(self, shard: Shard, epoch: int, rows: range) -> Array:
+        order = np.arange(rows.start, rows.stop)
+        return np.random.default_rng([self.seed, epoch, shard.order_key]).permutation(order) if self.shuffle else order
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the epoch: the shard and the number of its requests already returned.

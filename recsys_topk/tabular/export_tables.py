@@ -69,12 +69,12 @@ class Names:
             if np.issubdtype(given.dtype, np.integer):
                 return given
             limits = np.iinfo(self.names.dtype)
-            numbers = (_integer(one) for one in np.asarray(wanted, dtype=object).ravel())
+            numbers = (as_integer(one) for one in np.asarray(wanted, dtype=object).ravel())
             return [one if one is not None and limits.min <= one <= limits.max else None for one in numbers]
         return given.astype(str) if given.dtype.kind != "U" else given
 
 
-def _integer(value: Any) -> int | None:
+def as_integer(value: Any) -> int | None:
     """Return a name as an integer, given a number or the usual decimal text of one (not "007"); else None."""
     try:
         number = int(value)

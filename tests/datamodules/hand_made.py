@@ -90,6 +90,10 @@ class HandMade:
             views[49 - place] = self.view_row(video, 1705000000000 - place)
         self.histories[request] = views
 
+    def row(self, request: int, video: int) -> dict[str, int]:
+        """Return the row of all_stage."""
+        return next(row for row in self.rows if (row["request_id"], row["video_id"]) == (request, video))
+
     def write(self, day: str = DAY) -> RecFlowFiles:
         data = self.folder / "data"
         for name in ("all_stage", "request_id_dict", "seq_effective_50_dict", "others"):

@@ -74,7 +74,11 @@ def set_row(name: str, value: int) -> Change:
         (lambda made: made.stages.pop(501), r"request_id_dict.*13\.pkl lacks request 501 .*\(1 of 2 are missing\)"),
         (lambda made: made.histories.pop(500), r"seq_effective_50_dict.*13\.pkl lacks request 500"),
         (
-            lambda made: made.rows.remove(next(row for row in made.rows if row["video_id"] == 10)),
+            lambda made: made.rows.remove(made.row(500, 10)),
+            r"request_id_dict.*, request 500: 1 of \d+ rows differ from all_stage; one of the files is damaged",
+        ),
+        (
+            lambda made: made.row(500, 10).update(rank_pos=0),
             r"all_stage.*, request 500: no row with rank_pos = 1 for video 10, which request_id_dict lists",
         ),
         (set_row("rank_index", 23), r"all_stage.*, request 501: rank_index is 23; .*0\.\.21"),
@@ -147,7 +151,7 @@ def test_errors_name_missing_columns_counts_and_folders(hand_made: HandMade, tmp
     (hand_made.folder / "data" / "others" / "id_cnt.pkl").unlink()
     with pytest.raises(FileNotFoundError, match=r"id_cnt\.pkl is missing"):
         _ = RecFlowFiles(hand_made.folder).counts
-    with pytest.raises(FileNotFoundError, match=r"holds no RecFlow data"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere' does not exist; give the folder of the data"):
         RecFlowFiles(tmp_path / "nowhere")
 
 

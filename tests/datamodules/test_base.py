@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 from hand_made import SMALL
@@ -237,3 +238,21 @@ def test_options_of_the_base_class_are_checked_and_saved(tmp_path: Path) -> None
     assert (saved["seed"], saved["batch_size"], saved["train_negatives"], saved["shuffle"]) == (7, 256, 100, True)
     assert "options" not in saved
     assert restore(saved).seed == 7
+
+
+def test_newest_requests_are_left_out_of_training_in_every_epoch_and_are_the_last() -> None:
+    def ids(batches: Any) -> list[int]:
+        return [one for batch in batches for one in batch.request_id.tolist()]
+
+    data = InMemory(requests=41)
+    every = ids(data.loader(["train"], training=False))
+    order = np.random.default_rng([42, 0, data.shard("train").order_key]).permutation(41)
+    assert ids(data.loader(["train"], training=True)) == [every[at] for at in order]
+    data.newest = 0.1
+    loader = data.train_dataloader()
+    assert loader.requests == 37
+    first, second = ids(loader), ids(loader)
+    assert sorted(first) == sorted(second) == sorted(every[:37])
+    assert first != second
+    assert ids(data.newest_requests("train")) == every[37:]
+    assert ids(data.loader(["train"], training=False)) == every

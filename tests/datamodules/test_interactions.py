@@ -25,7 +25,7 @@ SPLITS = ("train", "val", "test")
 
 
 def adversarial(seed: int, rows: int = 400) -> pd.DataFrame:
-    """Return shuffled rows of few users, items and times, with many ties, repeats and exact duplicates."""
+    """Return shuffled rows of few users, items and times: many ties, repeats, exact duplicates, and missing values."""
     draw = np.random.default_rng(seed)
     frame = pd.DataFrame(
         {
@@ -34,9 +34,23 @@ def adversarial(seed: int, rows: int = 400) -> pd.DataFrame:
             "time": draw.integers(0, 60, rows),
             "weight": draw.integers(1, 4, rows).astype(float),
             "split": draw.choice(SPLITS, rows, p=[0.6, 0.2, 0.2]),
+            "rating": draw.integers(1, 6, rows).astype(float),
         }
     )
     return pd.concat([frame, frame.sample(50, random_state=seed)]).sample(frac=1, random_state=seed)
+
+
+def device_of(item: int, time: int) -> str:
+    return ("tv", "phone", "web")[(item + time) % 3]
+
+
+def with_missing(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows, and copies of some of them that lack the user, the item, the time, the weight or the rating."""
+    lacking = []
+    for number, name in enumerate(("user", "item", "time", "weight", "rating")):
+        rows = frame.sample(9, random_state=number).astype({name: object})
+        lacking.append(rows.assign(**{name: None}))
+    return pd.concat([frame.astype(object), *lacking]).sample(frac=1, random_state=1).infer_objects()
 
 
 def tie_hash(values: list[int], seed: int) -> int:
@@ -51,7 +65,7 @@ def tie_hash(values: list[int], seed: int) -> int:
 
 
 def expected_requests(frame: pd.DataFrame, options: dict[str, Any]) -> dict[str, list[Any]]:
-    """Return (user, history, positives with labels, excluded items) of every request, by a loop over interactions.
+    """Return (user, device, history, positives, excluded items) of every request, by a loop over interactions.
 
     By definition, the history holds strictly earlier items, and an item that the user had before is a positive only if
     repeats are allowed. Items of the user from the time of the first positive to that of the last are not candidates.
@@ -112,7 +126,7 @@ def expected_requests(frame: pd.DataFrame, options: dict[str, Any]) -> dict[str,
                 history = [event[1] for event in allowed if event[0] < group[0][0]]
                 begin = group[0][0] if repeats else -1
                 same_time = {event[1] for event in allowed if begin <= event[0] <= last}
-                found[split].append((user, history, distinct, same_time))
+                found[split].append(((user, device_of(group[0][1], group[0][0])), history, distinct, same_time))
     return found
 
 
@@ -120,7 +134,10 @@ def loaded_requests(data: InteractionsDataModule, split: str) -> list[Any]:
     """Return the requests that the data module loads, with raw ids and the excluded items."""
     users = data.prepared.users["key"]
     encoder, shard = data.prepared.encoder, data.shard(split)
-    names = {int(encoder.vocabularies["user"].encode([name])[0]): name for name in ("ann", "bob", "7", "eve")}
+    names, devices = (
+        {int(encoder.vocabularies[table].encode([name])[0]): name for name in own}
+        for table, own in (("user", data.prepared.user_ids.tolist()), ("device", ["tv", "phone", "web"]))
+    )
     catalogue = data.catalogue(split)
     views = {
         int(row[0]): int(item) for row, item in zip(data.prepared.items["ids"], data.prepared.item_ids, strict=True)
@@ -138,7 +155,8 @@ def loaded_requests(data: InteractionsDataModule, split: str) -> list[Any]:
             assert not batch.history[row, number:].any()
             assert [int(catalogue.item_id[place]) for place in batch.pool_rows] == batch.item_id.tolist()
             had = set(catalogue.item_id[excluded[row][excluded[row] >= 0]].tolist())
-            found.append((names[int(batch.request[row, 0])], history, dict(zip(listed, labels, strict=True)), had))
+            who = names[int(batch.request[row, 0])], devices[int(batch.request[row, 1])]
+            found.append((who, history, dict(zip(listed, labels, strict=True)), had))
     return found
 
 
@@ -151,6 +169,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"split": "leave_last", "leave": 2, "repeats": True, "window_days": 9.0, "window": 5},
     {"split": "given", "window": 3},
     {"split": "given", "window": 2, "repeats": True, "eval_window": 3},
+    {"split": "time", "val_fraction": 0.2, "window": 3, "min_rating": 2},
+    {"split": "leave_last", "leave": 2, "window": 4, "min_rating": 2},
 ]
 
 
@@ -160,10 +180,15 @@ def test_requests_equal_loop_over_interactions(
 ) -> None:
     monkeypatch.setattr(preparation, "CHUNK_ROWS", 150)  # several chunks
     frame = adversarial(len(options))
-    expected = expected_requests(frame, options)
-    days = frame.assign(time=frame.time * 86_400)
+    if options["split"] == "leave_last":  # integers, one of them negative; else text
+        frame["user"] = frame.user.map({"ann": 3, "bob": -5, "7": 7, "eve": 10**12})
+    expected = expected_requests(frame[frame.rating >= options.get("min_rating", 0)], options)
+    days = frame.assign(time=frame.time * 86_400, device=list(map(device_of, frame.item, frame.time)))
+    if "min_rating" in options:
+        days = with_missing(days)
     given = {"split_column": "split"} if options["split"] == "given" else {}
     plain: dict[str, Any] = {"user": {"user": "categorical"}, "items": {"item": "categorical"}, "history": ["item"]}
+    plain["context"] = {"device": "categorical"}
     # A vocabulary of the training data maps new items to one row; these tables keep all items distinct.
     plain["tables"] = {"item": {"kind": "dense"}, "user": {"kind": "hash", "rows": 1000}}
     data = InteractionsDataModule(
@@ -193,7 +218,7 @@ def test_requests_equal_loop_over_interactions(
     )  # fmt: skip
     for split in SPLITS:  # the order of the rows does not matter
         rows = np.arange(len(data.shard(split)))
-        for name in ("labels", "history", "candidates", "item_id"):
+        for name in ("labels", "history", "candidates", "item_id", "request"):
             assert torch.equal(
                 getattr(shuffled.shard(split).batch(rows), name), getattr(data.shard(split).batch(rows), name)
             )

@@ -17,6 +17,7 @@ import torch
 from recsys_topk.datamodules import CascadeDataModule, RecFlowDataModule, WorldConfig, restore, simulate
 from recsys_topk.datamodules.lists import preparation
 from recsys_topk.datamodules.lists.datamodule import ListsDataModule
+from recsys_topk.datamodules.lists.plan import COUNTS
 from recsys_topk.tabular.schema import VARIANT
 from recsys_topk.tabular.tables.columns import keys_of
 from recsys_topk.testing import check_data_module
@@ -283,6 +284,27 @@ def test_export_holds_the_newest_request_of_each_user(tmp_path: Path) -> None:
         assert users.request[row].tolist() == [*parts[0], *parts[1]]
         assert users.history_length[row] == min(2, len(newest["history"]))
         assert set(items.names[users.seen_of(row)].tolist()) == set(newest["history"]) & set(items.names.tolist())
+
+
+@pytest.mark.parametrize("split", ["time", "fraction"])
+def test_exported_items_have_the_counts_of_their_newest_request(tmp_path: Path, split: Any) -> None:
+    rows = [{**row, "label": len(row["stage"]) % 2} for row in funnel(80)]
+    features = {"items": {"item_id": "categorical", "price": "numeric", **dict.fromkeys(COUNTS, "numeric")}}
+    data = ListsDataModule(
+        pa.Table.from_pylist(rows), split=split, counts=True, features=features, cache_dir=str(tmp_path)
+    )
+    items = data.serving_items()
+    assert sorted(items.names.tolist()) == sorted({row["item_id"] for row in rows})
+    begun: dict[str, int] = {}
+    for row in rows:
+        begun[row["request_id"]] = min(row["timestamp"], begun.get(row["request_id"], row["timestamp"]))
+    for name, values, count in zip(items.names.tolist(), items.values, items.count.tolist(), strict=True):
+        own = sorted((row for row in rows if row["item_id"] == name), key=lambda row: begun[row["request_id"]])
+        ages = begun[own[-1]["request_id"]] - begun[own[0]["request_id"]]
+        told = dict(zip(COUNTS, (len(own) - 1, sum(row["label"] for row in own[:-1]), ages), strict=True))
+        expected = data.encoder.encode("items", pa.Table.from_pylist([{**own[-1], **told}])).values
+        assert values.tolist() == pytest.approx(expected[0].tolist())
+        assert 1 <= count <= len(own)
 
 
 def test_lists_without_users_export_no_users(tmp_path: Path) -> None:

@@ -63,6 +63,41 @@ def test_files_of_the_page_are_checked_and_trained_on(
     assert (tmp_path / "runs" / "theirs" / "checkpoints" / "last.ckpt").is_file()
 
 
+def test_lists_written_from_the_page_equal_those_of_prepare(tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    request = np.repeat(np.arange(24), 4)
+    item = np.concatenate([draw.permutation(9)[:4] for _ in range(24)])
+    log = pd.DataFrame({"request": request, "item": item, "label": draw.integers(0, 3, 96).astype(np.float32)})
+    log["split"] = np.array(["train", "train", "val", "test"])[request % 4]
+    folder = tmp_path / "written"
+    (folder / "features").mkdir(parents=True)
+    facts: dict[str, Any] = {"rows": 96, "requests": {}, "items": {}, "counts": {}}
+    for split, own in log.groupby("split"):
+        items, numbers, count = np.unique(own["item"], return_inverse=True, return_counts=True)
+        start = np.arange(0, len(own), 4)
+        frames = {
+            split: {"request_id": own["request"].to_numpy()[start], "start": start, "length": 4, "time": 0},
+            f"{split}-rows": {"item": numbers, "label": own["label"].to_numpy(), "group": 0},
+            f"{split}-items": {"item_id": items, "count": count, "ids": (items + 1)[:, None].tolist()},
+        }
+        for name, columns in frames.items():
+            pd.DataFrame(columns).to_parquet(folder / f"{name}.parquet")
+        facts["requests"][split], facts["items"][split] = start.size, items.size
+    features = {"format": 1, "description": {"items": {"item": "categorical"}}, "states": {}}
+    tables = {"format": 1, "tables": {"item": {"kind": "dense", "rows": 11, "offset": 1, "padding": 0}}}
+    for place, text in {"facts": facts, "features/features": features, "features/vocabularies": tables}.items():
+        (folder / f"{place}.json").write_text(json.dumps(text))
+    assert check_prepared(folder)["train-rows"] == 48
+    theirs = ListsDataModule(str(folder))
+    description = {"items": {"item": "categorical"}, "tables": {"item": "dense"}}
+    ours = ListsDataModule(log, features=description, cache_dir=str(tmp_path / "cache"))
+    assert theirs.schema == ours.schema
+    for split in ("train", "val", "test"):
+        batches = [data.shard(split).batch(np.arange(len(data.shard(split)))) for data in (theirs, ours)]
+        for name in ("request_id", "labels", "mask", "item_id", "candidates", "items", "group"):
+            assert getattr(batches[0], name).tolist() == getattr(batches[1], name).tolist(), name
+
+
 def test_own_prepared_files_pass_the_check(tmp_path: Path) -> None:
     data = InteractionsDataModule(interactions=log(), split="leave_last", cache_dir=str(tmp_path))
     assert check_prepared(data.prepared.folder)["users"] == 30

@@ -252,7 +252,7 @@ def test_world_is_simulated_once_if_no_root_is_given(
         RecFlowDataModule(world=SMALL).prepare_data()
     assert [record.getMessage() for record in caplog.records] == first
     assert any("no data.root given: simulating 4 days of 150 requests" in line for line in first)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["prepared", "worlds"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checked.json", "prepared", "worlds"]
     assert len([path for path in (tmp_path / "worlds").iterdir() if path.is_dir()]) == 1
 
 

@@ -22,9 +22,10 @@ from recsys_topk.datamodules.lists import preparation as lists
 from recsys_topk.datamodules.prepare.base import PreparedDataModule
 from recsys_topk.datamodules.prepare.columns import read_columns
 from recsys_topk.datamodules.prepare.engine import duck
+from recsys_topk.tabular.tables import reader
 from recsys_topk.tabular.tables.reader import TableReader
 
-FILES, ROWS, CHUNK = 3, 300, 100
+FILES, ROWS, CHUNK, PIECE = 3, 300, 100, 150
 FEATURES = {
     "user": {"user": "categorical"},
     "context": {"device": "categorical", "price": "numeric"},
@@ -49,14 +50,15 @@ data.prepare(stop)
 
 
 def data_and_tables_read(kind: str, root: str, cache: str) -> tuple[PreparedDataModule, list[int]]:
-    """Return a data module with small chunks, and a list with the number of columns of the tables that it reads."""
+    """Return a data module with small chunks and pieces, and a list of the first rows of the pieces that it reads."""
     interactions.CHUNK_ROWS = lists.CHUNK_ROWS = CHUNK  # type: ignore[misc]
+    reader.PIECE_ROWS = PIECE  # type: ignore[misc]
     read: list[int] = []
     batches = TableReader.batches
 
     def record(self: TableReader, columns: Any = None) -> Any:
-        if columns is not None and len(columns) > 1:
-            read.append(len(columns))
+        if self._pieces is None:
+            read.append(self.first)
         return batches(self, columns)
 
     TableReader.batches = record  # type: ignore[method-assign]
@@ -98,6 +100,7 @@ def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableReader, "batches", TableReader.batches)
     monkeypatch.setattr(interactions, "CHUNK_ROWS", interactions.CHUNK_ROWS)
     monkeypatch.setattr(lists, "CHUNK_ROWS", lists.CHUNK_ROWS)
+    monkeypatch.setattr(reader, "PIECE_ROWS", reader.PIECE_ROWS)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -117,17 +120,22 @@ def test_killed_preparation_resumes_at_the_unfinished_step(kind: str, tmp_path: 
         assert not list((tmp_path / "cache").glob("log-*"))
         return done.stdout.strip()
 
-    columns = 5 if kind == "interactions" else 9
-    assert killed("read", 2) == f"[{columns}]"
-    assert killed("sort", 4) == f"[{columns}]"  # in the fourth chunk
-    assert killed("encode", 2) == "[]"
+    # The first batch of the first piece is read by every process: it has the types of the columns.
+    assert killed("read", 3) == "[0, 0, 150, 300]"
+    assert killed("read", 3) == "[0, 300, 450]"  # the first two pieces are one step, then two batches
+    assert killed("order", 1) == "[0, 450, 600, 750]"
+    assert killed("sort", 4) == "[0]"  # in the fourth chunk
+    assert killed("sort", 6) == "[0]"
+    assert killed("encode", 2) == "[0]"
     data, read = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "cache"))
     steps: list[tuple[str, int]] = []
     assert data.prepare(lambda what, more, total, note="": steps.append((what, more)))
-    assert read == []
-    assert sum(more for what, more in steps if what == "read") == FILES * ROWS
+    assert read == [0]
+    assert "order" not in {what for what, _ in steps}
     whole, _ = data_and_tables_read(kind, str(tmp_path / "log"), str(tmp_path / "uninterrupted"))
-    whole.prepare()
+    whole.prepare(lambda what, more, total, note="": steps.append((what, more)))
+    told = {step: sum(more for what, more in steps if what == step) for step in ("read", "order", "sort")}
+    assert told == {"read": 2 * FILES * ROWS, "order": FILES * ROWS, "sort": 2 * FILES * ROWS}
     (resumed,), (uninterrupted,) = ((tmp_path / name).glob("log-*") for name in ("cache", "uninterrupted"))
     assert content(resumed) == content(uninterrupted)
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.name != ".lock"] == [resumed.name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
+from recsys_topk.datamodules.lists.nested import flat_rows
 from recsys_topk.tabular.tables.reader import open_table
 
 ROWS = [{"user": n % 7, "item": f"i{n % 5}", "price": n / 4 if n % 3 else None} for n in range(50)]
@@ -164,6 +166,35 @@ def test_column_that_changes_type_late_raises_unless_its_type_is_given(tmp_path:
     with pytest.raises(ValueError, match="invalid value 'x'; a column mixes types"):
         list(open_table(path).batches())
     assert sum(batch.num_rows for batch in open_table(path, {"user": "string"}).batches()) == 1_100_001
+
+
+def test_errors_in_text_files_name_file_line_and_column(tmp_path: Path) -> None:
+    lines = "".join(f"{n},2\n" for n in range(600_000))
+    for name in "abc":
+        (tmp_path / f"{name}.csv").write_text("user,item\n" + lines)
+    messages = {"1,x\n": "column 'item', line 600002: .* invalid value 'x'", "1\n": "line 600002: Expected 2 columns"}
+    for line, message in messages.items():
+        (tmp_path / "b.csv").write_text("user,item\n" + lines + line)
+        with pytest.raises(ValueError, match=f"/b.csv cannot be read: .*{message}"):
+            list(open_table(tmp_path).batches())
+
+
+def test_pieces_are_the_rows_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recsys_topk.tabular.tables.reader.PIECE_ROWS", 8)
+    table = pa.table({"n": range(50), "listed": [[n] * (n % 3) for n in range(50)]})
+    for name, rows in {"a": table[:25], "b": table[:0], "c": table[25:]}.items():
+        pq.write_table(rows, tmp_path / f"{name}.parquet", row_group_size=5)
+    reader = open_table(tmp_path)
+    pieces = [pickle.loads(pickle.dumps(piece)) for piece in reader.pieces()]
+    assert [piece.head(99).column("n").to_pylist() for piece in pieces] == [
+        [*range(start, stop)] for start, stop in ((0, 10), (10, 20), (20, 25), (25, 35), (35, 45), (45, 50))
+    ]
+    assert [(piece.first, piece.opens) for piece in pieces] == [(0, 0), (10, 0), (20, 0), (25, 25), (35, 25), (45, 25)]
+    flat = flat_rows(reader, ["listed"], [])
+    assert pa.concat_tables(piece.head(99) for piece in flat.pieces()) == flat.head(99)
+    assert flat.head(99).column("row").to_pylist() == [n for n in range(50) for _ in range(n % 3)]
+    (whole,) = open_table(table).pieces()
+    assert whole.head(99) == table
 
 
 def test_error_for_missing_column_suggests_the_nearest() -> None:

@@ -33,7 +33,7 @@ class InteractionsDataModule(PreparedDataModule):
     A list holds the user's next interactions as positives, and sampled negatives. The history holds the user's
     interactions strictly before the first positive; interactions at the same time are not in it. Data are prepared
     once, into memory-mapped Arrow files. Vocabularies and feature statistics come from the training split only. An
-    interrupted preparation is resumed: tables are not read again.
+    interrupted preparation is resumed.
 
     Tables are files (Parquet, CSV, TSV, JSON lines, RecBole's atomic files; paths or addresses), pandas or polars data
     frames, pyarrow tables or Hugging Face data sets. `recsys-topk schema FILES` shows how their columns are used.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from recsys_topk.datamodules.interactions.tables import sort_files
 from recsys_topk.tabular.features.description import Description, RawFeature
 from recsys_topk.tabular.features.guess import Guess, GuessedTables, guess_features, guess_roles, require_role
 from recsys_topk.tabular.tables.columns import is_list
-from recsys_topk.tabular.tables.reader import FORMATS, TableReader, list_files, open_table
+from recsys_topk.tabular.tables.reader import FORMATS, TableReader, file_names, open_table
 
 ROLES_OF_ROWS: Final = ("user", "item", "time", "rating", "weight", "split")
 
@@ -68,7 +69,8 @@ def guess_description(
         guesses[name] = guess_features(reader, [key])
         features[part] += [guess.feature for guess in guesses[name] if guess.feature is not None]
     extra = guess_features(interactions, found.values()) if set(interactions.columns) - set(found.values()) else []
-    guesses["interactions"] = [_unused(guess) for guess in extra]
+    reason = "may be known only afterwards; add it to context if not"
+    guesses["interactions"] = [replace(guess, feature=None, reason=reason) for guess in extra]
     history = tuple(feature for feature in features["items"] if feature.kind in ("categorical", "bag"))
     made = Description(tuple(features["user"]), (), tuple(features["items"]), history)
     return GuessedTables(found, made, guesses)
@@ -81,10 +83,7 @@ def guess_files(files: Sequence[str], roles: Mapping[str, str | None]) -> Guesse
         files: Files and folders.
         roles: Columns of the interactions by role; None = guess.
     """
-    places = []
-    for path in files:
-        system, inside = list_files(path)
-        places += [system.unstrip_protocol(place) if "://" in path else place for place in inside]
+    places = [place for path in files for place in file_names(path)]
     if not places:
         raise ValueError(f"{', '.join(files)} has no file that ends in .{', .'.join(FORMATS)}")
     kinds = {kind: open_table(paths) for kind, paths in sort_files(places, roles=roles).items()}
@@ -101,8 +100,3 @@ def guess_files(files: Sequence[str], roles: Mapping[str, str | None]) -> Guesse
 
 def _id(column: str) -> RawFeature:
     return RawFeature.from_plain(column, "categorical")
-
-
-def _unused(guess: Guess) -> Guess:
-    changes: dict[str, Any] = {"feature": None, "reason": "may be known only afterwards; add it to context if not"}
-    return Guess(**{**vars(guess), **changes})

@@ -20,13 +20,13 @@ from recsys_topk.datamodules.interactions.sequences import (
     sort_interactions,
 )
 from recsys_topk.datamodules.interactions.tables import Tables
+from recsys_topk.datamodules.prepare.engine.base import Engine, EngineTable
 from recsys_topk.datamodules.prepare.engine.column_files import ColumnFiles
-from recsys_topk.datamodules.prepare.engine.duck import DuckEngine, EngineTable
 from recsys_topk.datamodules.prepare.ids import SourceIds
 from recsys_topk.datamodules.prepare.lookup import Lookup
 from recsys_topk.datamodules.prepare.plan import PreparationPlan
 from recsys_topk.files import write_whole
-from recsys_topk.tabular.arrow import read_streams, write_columns, write_ids
+from recsys_topk.tabular.arrow import write_columns, write_ids
 from recsys_topk.tabular.features.description import DataPart
 from recsys_topk.tabular.features.encoder import FeatureEncoder
 from recsys_topk.tabular.features.fitter import FeatureFitter
@@ -75,25 +75,6 @@ class InteractionsPlan(PreparationPlan):
         }
 
 
-@dataclass
-class Chunk:
-    """The prepared columns of some users. Offsets count from the start of the chunk.
-
-    Attributes:
-        columns: Columns by table and name, e.g. ``"train.user"``.
-        contexts: The context columns of the requests of each split.
-        items: The items of the training split, and how often each occurs.
-        rows: Number of rows.
-        duplicates: Number of repeated rows left out.
-    """
-
-    columns: dict[str, Array]
-    contexts: dict[str, Any]
-    items: tuple[Array, Array]
-    rows: int
-    duplicates: int
-
-
 @dataclass(frozen=True)
 class ChunkMaker:
     """Makes the requests of some users from their rows. It is the same for every engine.
@@ -110,8 +91,11 @@ class ChunkMaker:
     keys: Array
     ages: bool
 
-    def __call__(self, table: Any) -> Chunk:
-        """Return the columns of a table that holds all rows of its users."""
+    def __call__(self, table: Any) -> dict[str, Any]:
+        """Return the prepared columns of a table that holds all rows of its users, by table and name.
+
+        Offsets count from the start of the chunk. The names of context columns begin with a second dot.
+        """
         rows = np.zeros(table.num_rows, dtype=ROW)
         rows["weight"] = 1.0
         for name in ROW.names or ():
@@ -125,7 +109,12 @@ class ChunkMaker:
         # The last segment of a user holds all events. If splits are not in time order, it is the test segment.
         done, newest = np.bincount(user, minlength=opens.size), np.zeros(opens.size, dtype=np.int64)
         np.maximum.at(newest, user[made.row], np.arange(made.row.size))
+        item, number = np.unique(rows["item"][trained], return_counts=True)
         columns = {
+            "chunk.rows": np.array([table.num_rows]),
+            "chunk.repeated": np.array([table.num_rows - rows.size]),
+            "trained.item": item,
+            "trained.number": number,
             "users.start": newest + 1 - done,
             "users.stop": newest + 1,
             "users.key": rows["user"][opens],
@@ -135,7 +124,6 @@ class ChunkMaker:
         if self.ages:
             columns["events.time"] = rows["time"][made.row]
         names = [name for name in table.column_names if name.startswith(".")]
-        contexts = {}
         for split, requests in made.requests.items():
             positive = made.row[requests.positive]
             columns[f"{split}.user"] = requests.user.astype(np.int32)
@@ -146,9 +134,8 @@ class ChunkMaker:
             columns[f"{split}-positives.weight"] = rows["weight"][positive]
             if names:
                 context = table.select(names).take(pa.array(where[made.row[requests.first]]))
-                contexts[split] = context.rename_columns([name[1:] for name in names])
-        counted = np.unique(rows["item"][trained], return_counts=True)
-        return Chunk(columns, contexts, counted, table.num_rows, table.num_rows - rows.size)
+                columns |= {f"{split}.{name}": context.column(name) for name in names}
+        return columns
 
 
 class InteractionsPreparation:
@@ -162,7 +149,7 @@ class InteractionsPreparation:
         engine: Holds the rows.
     """
 
-    def __init__(self, plan: InteractionsPlan, folder: Path, engine: DuckEngine) -> None:
+    def __init__(self, plan: InteractionsPlan, folder: Path, engine: Engine) -> None:
         self.plan, self.folder, self.engine = plan, folder, engine
         described, roles = plan.description, plan.roles
         for feature in described.history:
@@ -174,7 +161,6 @@ class InteractionsPreparation:
         self._users = Lookup(plan.tables.users, roles["user"], described.columns("user"), "users")
         self._items = Lookup(plan.tables.items, roles["item"], described.columns("items"), "items")
         self._columns = ColumnFiles(engine.work)
-        self._contexts: dict[str, Any] = {}
 
     def run(self) -> None:
         """Run all steps of the preparation."""
@@ -191,13 +177,11 @@ class InteractionsPreparation:
         ids = {role: pa.table({"id": found[role], "number": number}) for role, number in numbers.items()}
         order = ["user", "time", *(["row"] if plan.description.columns("context") else [])]
         count, duplicates = np.zeros(items.keys.size, dtype=np.int64), 0
-        for chunk in engine.chunks(ids, order, ["user"], CHUNK_ROWS, make):
+        for chunk in engine.chunks(ids, order, CHUNK_ROWS, make):
             self._append(chunk)
-            count[chunk.items[0]] += chunk.items[1]
-            duplicates += chunk.duplicates
-            engine.progress("sort", chunk.rows, kept)
-        for writer in self._contexts.values():
-            writer.close()
+            count[np.asarray(chunk["trained.item"])] += np.asarray(chunk["trained.number"])
+            duplicates += chunk["chunk.repeated"][0].as_py()
+            engine.progress("sort", chunk["chunk.rows"][0].as_py(), kept)
         span = engine.span("time")
         self._check_splits(options, span)
         self._users.check_known(self._columns.column("users.key"))
@@ -223,14 +207,11 @@ class InteractionsPreparation:
         readers = [(plan.tables.interactions, 0 if plan.held_out else None)]
         readers += [(plan.held_out[name], SPLITS.index(name)) for name in SPLITS if name in plan.held_out]
         for reader, _ in readers:
-            reader.require(
-                [plan.roles["user"], plan.roles["item"], *([plan.roles["time"]] if "time" in plan.roles else [])]
-            )
-        text = [
-            role
-            for role in ("user", "item")
-            if not all(is_whole(reader.schema.field(plan.roles[role]).type) for reader, _ in readers)
-        ]
+            reader.require(plan.roles[role] for role in ("user", "item", "time") if role in plan.roles)
+        kinds = {
+            role: [reader.schema.field(plan.roles[role]).type for reader, _ in readers] for role in ("user", "item")
+        }
+        text = [role for role, own in kinds.items() if not all(map(is_whole, own))]
         unit = first_unit((reader for reader, _ in readers), plan.roles["time"]) if "time" in plan.roles else None
         tables = []
         for reader, split in readers:
@@ -253,12 +234,15 @@ class InteractionsPreparation:
         first, second = self.engine.quantiles("time", [1 - val - test, 1 - test])
         return first, second
 
-    def _append(self, chunk: Chunk) -> None:
+    def _append(self, chunk: Mapping[str, Any]) -> None:
         """Append the columns of a chunk, and add to its offsets the rows that came before."""
         files, made = self._columns, sum(self._columns.length(f"{split}.user") for split in SPLITS)
-        before = {name: files.length(name) for name in chunk.columns}
-        for name, column in chunk.columns.items():
+        before = {name: files.length(name) for name in chunk}
+        for name, values in chunk.items():
             table, _, kind = name.partition(".")
+            if table in ("chunk", "trained") or kind.startswith("."):
+                continue
+            column = np.asarray(values)
             counted = {"user": "users.key", "ends": f"{table}-positives.item"}
             counted |= dict.fromkeys(("start", "stop", "seen", "tied"), "events.item")
             shift = before.get(counted.get(kind, ""), 0)
@@ -266,18 +250,13 @@ class InteractionsPreparation:
                 files.append(f"{table}.request_id", made + np.arange(column.size))
                 made += column.size
             files.append(name, column + column.dtype.type(shift) if shift else column)
-        for split, table in chunk.contexts.items():
-            if split not in self._contexts:
-                self._contexts[split] = pa.ipc.new_stream(str(self._context(split)), table.schema)
-            self._contexts[split].write_table(table)
 
-    def _context(self, split: str) -> Path:
-        """Return the file with the context columns of the requests of a split."""
-        return self.engine.work / f"{split}.requests"
-
-    def _frames(self, split: str) -> Iterator[Any]:
-        for batch in read_streams([self._context(split)]):
-            yield pa.Table.from_batches([batch])
+    def _contexts(self, split: str) -> Iterator[Any]:
+        """Yield the context columns of the requests of a split."""
+        for chunk, _ in self.engine.saved():
+            own = {name: column for name, column in chunk.items() if name.startswith(f"{split}..")}
+            if own:
+                yield pa.table(own).rename_columns([name.removeprefix(f"{split}..") for name in own])
 
     def _check_splits(self, options: SequenceOptions, span: tuple[int, int]) -> None:
         advice = {
@@ -286,23 +265,19 @@ class InteractionsPreparation:
             "given": "give interactions for it",
         }
         if span[0] == span[1]:
-            advice["time"] = (
-                "all interactions have the same time: check the time column, or use --data.split leave_last"
-            )
+            advice["time"] = "all interactions have the same time: check the column, or use --data.split leave_last"
+        seen = (
+            "" if options.repeats else " (an item that the user had before is not one, unless --data.repeats is true)"
+        )
         for split in SPLITS:
             if not self._columns.length(f"{split}.user"):
-                new = (
-                    ""
-                    if options.repeats
-                    else " (an item that the user had before is not a positive, unless --data.repeats is true)"
-                )
-                raise ValueError(f"the {split} split has no positives{new}; {advice[options.split]}")
+                raise ValueError(f"the {split} split has no positives{seen}; {advice[options.split]}")
 
     def _fit(self, keys: Array, count: Array) -> FeatureEncoder:
         if isinstance(self.plan.features, FeatureEncoder):
             return self.plan.features
         fitter = FeatureFitter(self.plan.description)
-        for table in self._frames("train"):
+        for table in self._contexts("train"):
             fitter.update("context", table)
         users, times = self._columns.column("users.key"), self._columns.column("users.count")
         parts: dict[DataPart, tuple[Lookup, Array, Array]] = {
@@ -326,7 +301,7 @@ class InteractionsPreparation:
             write_ids(self.folder / "user-ids.arrow", texts.names(users))
         for split in SPLITS:
             if self.plan.description.columns("context"):
-                self._encode(encoder, "context", split, self._frames(split))
+                self._encode(encoder, "context", split, self._contexts(split))
         given = {"items": {"item_id": keys if plain else np.arange(keys.size), "count": count}}
         for table in ("users", "items", *SPLITS, *(f"{split}-positives" for split in SPLITS), "events"):
             columns = {**given.get(table, {}), **self._columns.table(table)}

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Literal, cast
 import numpy as np
 from typing_extensions import Unpack
 
-from recsys_topk.datamodules.lists.deployment import lists_users
-from recsys_topk.datamodules.lists.labels import StageTable
+from recsys_topk.datamodules.lists.deployment import lists_items, lists_users
+from recsys_topk.datamodules.lists.feedback import Feedback
+from recsys_topk.datamodules.lists.labels import StageTable, funnel_labels
 from recsys_topk.datamodules.lists.plan import COUNTS, SPLITS, ListsPlan, SplitRule
 from recsys_topk.datamodules.lists.preparation import FORMAT, ListsPreparation
 from recsys_topk.datamodules.lists.roles import guess_columns, require_roles
@@ -23,7 +24,7 @@ from recsys_topk.tabular.export_tables import ItemTable, UserTable, source_names
 from recsys_topk.tabular.features.description import Description, RawFeature
 from recsys_topk.tabular.features.encoder import FeatureEncoder
 from recsys_topk.tabular.schema import LabelKind, Schema
-from recsys_topk.tabular.tables.reader import Source, TableReader
+from recsys_topk.tabular.tables.reader import Source, TableReader, open_table
 
 
 class ListsDataModule(PreparedDataModule):
@@ -32,8 +33,7 @@ class ListsDataModule(PreparedDataModule):
     Tables have one row per (request, item), in any order, or one row per request with lists in their columns. They are
     Parquet, CSV, TSV or JSON lines files, data frames, pyarrow tables, Hugging Face data sets, or SVMlight/LETOR files
     with ``qid:`` or a ``.query`` file of list lengths. Data are prepared once, into memory-mapped Arrow files;
-    vocabularies and feature statistics come from the training split only. An interrupted preparation is resumed:
-    tables are not read again.
+    vocabularies and feature statistics come from the training split only. An interrupted preparation is resumed.
 
     Labels are a column of grades, or are derived from the stage that an item reached::
 
@@ -55,7 +55,11 @@ class ListsDataModule(PreparedDataModule):
         user: The column of the user.
         history: A column with the list of the user's last items, oldest first.
         split_column: A column with the values train, val and test.
-        labels: Label of each stage, best stage first: a number or ``"N - position"``; None = use the column `label`.
+        labels: Label of each stage, best stage first: a number or ``"N - position"``; None = use the column `label`, or
+            count the stages of a funnel log (`recsys-topk serve --log`).
+        feedback: A table of events with columns for the request, the item and the event; None = there is none.
+        events: Label of each event, e.g. ``{"click": 30, "view": 8}``; used with `feedback`. An item has the label of
+            its best event, if it has one; events are sample groups as stages are.
         positive_above: Labels above this are positives; None = the label of the second stage of `labels`, else 0.
         label_kind: ``"grades"`` or ``"places"``; None = places if a label depends on the position, else grades.
         split: ``"time"``, ``"fraction"`` (of requests, by a hash of their id), ``"column"`` or ``"files"``; None = the
@@ -106,6 +110,8 @@ class ListsDataModule(PreparedDataModule):
         history: str | None = None,
         split_column: str | None = None,
         labels: dict[str, float | str | None] | None = None,
+        feedback: Source = None,
+        events: dict[str, float] | None = None,
         positive_above: float | None = None,
         label_kind: LabelKind | None = None,
         split: SplitRule | None = None,
@@ -125,24 +131,45 @@ class ListsDataModule(PreparedDataModule):
         if max_list_length is not None and max_list_length < 1:
             raise ValueError(f"max_list_length must be at least 1, got {max_list_length}")
         self.root = root
-        self._sources = {0: root, **split_files(root)}
+        self._sources = {0: root, **(split_files(root) if self.given_folder is None else {})}
         self._sources |= {number: source for number, source in ((1, val), (2, test)) if source is not None}
         self.given_columns = {
             "request": request, "item": item, "label": label, "stage": stage, "position": position, "time": time,
             "user": user, "history": history, "split": split_column,
         }  # fmt: skip
-        self.stages = None if labels is None else StageTable(labels)
+        if (feedback is None) != (not events):
+            raise ValueError(
+                "feedback and events go together: --data.feedback DIR --data.events '{click: 30, view: 8}'"
+            )
+        self._feedback, self._events = feedback, dict(sorted((events or {}).items(), key=lambda one: -one[1]))
+        self._labels = None if labels is None else {**self._events, **labels}
+        if self._labels is not None:
+            StageTable(self._labels)  # raises if it is not valid
         self._positive_above, self._label_kind = positive_above, label_kind
         self._split = split
         self._max_list_length, self._duplicates, self._counted = max_list_length, duplicates, counts
 
     @cached_property
+    def _opened(self) -> tuple[dict[int, TableReader], dict[str, str], bool]:
+        return open_sources(self._sources, self._types, self.given_columns)
+
+    @cached_property
+    def stages(self) -> StageTable | None:
+        """The labels of stages and events; None = labels come from a column."""
+        labels: Any = self._labels
+        if labels is None and self.given_folder is None:
+            readers, roles, _ = self._opened
+            logged = funnel_labels(readers[0].columns) if "stage" in roles and "label" not in roles else None
+            labels = None if logged is None else {**self._events, **logged}
+        return None if labels is None else StageTable(labels)
+
+    @cached_property
     def plan(self) -> ListsPlan:
         """What to prepare: tables, columns, features and splits. Reads the first rows of the tables."""
-        readers, roles, svmlight = open_sources(self._sources, self._types, self.given_columns)
+        readers, roles, svmlight = self._opened
         main = readers[0]
         unused = ("label",) if self.stages is not None else ("stage", "position")
-        require_roles(main, roles, self.given_columns, self.stages)
+        require_roles(main, roles, self.given_columns, self.stages, self._feedback is not None)
         counts = self._counted and {"item", "time"} <= set(roles)
         features = self._features(main, svmlight, roles, counts)
         described = features.description if isinstance(features, FeatureEncoder) else features
@@ -152,6 +179,12 @@ class ListsDataModule(PreparedDataModule):
         if split != "column":
             taken.pop("split", None)
         counts = counts and bool(set(COUNTS) & set(described.columns("items")))
+        places = {} if self.stages is None else {name: at for at, name in enumerate(self.stages.groups)}
+        told = None
+        if self._feedback is not None:
+            told = Feedback(
+                open_table(self._feedback), self._events, {name: places.get(name, 0) for name in self._events}
+            )
         shares = tuple(0.0 if number in readers else share for number, share in enumerate(self._fractions, 1))
         whole = {1, 2} <= set(readers)
         return ListsPlan(
@@ -166,6 +199,7 @@ class ListsDataModule(PreparedDataModule):
             split_seed=self._split_seed,
             max_list_length=self._max_list_length,
             duplicates=self._duplicates,
+            feedback=told,
             counted_above=self.label_meaning[1] if counts else None,
         )
 
@@ -213,8 +247,8 @@ class ListsDataModule(PreparedDataModule):
         return ListsShard(name, self.prepared, self.history_length if history else 0)
 
     def serving_items(self) -> ItemTable:
-        """Return the items of all splits with their ids of the source."""
-        items = super().serving_items()
+        """Return the items of all splits with their ids of the source, and the features of their newest requests."""
+        items = lists_items(self.prepared)
         return replace(items, names=self.item_names(items.names))
 
     def item_names(self, item_id: Any) -> Any:

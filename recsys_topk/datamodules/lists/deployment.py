@@ -1,4 +1,4 @@
-"""Users of prepared lists, for an export."""
+"""Items and users of prepared lists, for an export."""
 
 from __future__ import annotations
 
@@ -7,9 +7,40 @@ from typing import Any
 
 import numpy as np
 
+from recsys_topk.datamodules.lists.plan import SPLITS
 from recsys_topk.datamodules.lists.shard import ListsShard, PreparedLists
+from recsys_topk.datamodules.prepare.shard import gather
 from recsys_topk.tabular.export_tables import ItemTable, UserTable
+from recsys_topk.tabular.schema import VARIANT
 from recsys_topk.types import Array
+
+
+def lists_items(prepared: PreparedLists) -> ItemTable:
+    """Return the items of all splits, each with its features in the newest request that has it."""
+    parts = []
+    for split in SPLITS:
+        requests, listed, items = (prepared.table(name) for name in (split, f"{split}-rows", f"{split}-items"))
+        length, item = requests["length"], items["item_id"] % VARIANT
+        inside = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+        last = np.empty(len(item), dtype=np.int64)
+        last[listed["item"][np.repeat(requests["start"], length) + inside]] = np.arange(inside.size)
+        rows = _last_of(item, last)
+        parts.append((
+            item[rows],
+            gather(items, "ids", rows, np.int32),
+            gather(items, "values", rows, np.float32),
+            np.bincount(np.searchsorted(item[rows], item), weights=items["count"]).astype(np.int64),
+            np.repeat(requests["time"], length)[last[rows]],
+        ))  # fmt: skip
+    *columns, time = (np.concatenate(column) for column in zip(*parts, strict=True))
+    newest = _last_of(columns[0], time)
+    return ItemTable(*(column[newest] for column in columns))
+
+
+def _last_of(item: Array, time: Array) -> Array:
+    """Return the row of the largest time of each item, by item; the last row if times are equal."""
+    order = np.lexsort((time, item))
+    return np.asarray(order[np.r_[item[order][1:] != item[order][:-1], True]])
 
 
 def lists_users(shards: Mapping[str, ListsShard], prepared: PreparedLists, items: ItemTable) -> UserTable | None:

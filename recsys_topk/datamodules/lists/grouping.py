@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from recsys_topk.datamodules.lists.plan import SPLITS, ListsPlan
+from recsys_topk.datamodules.prepare.ids import SourceIds
 from recsys_topk.tabular.ids.keys import chained, mixed
 from recsys_topk.tabular.tables.columns import one_chunk
 from recsys_topk.types import Array
@@ -17,35 +18,34 @@ from recsys_topk.types import Array
 
 @dataclass(frozen=True)
 class Grouped:
-    """The lists of a part.
+    """Some lists and their rows, which are ordered by list.
 
     Attributes:
-        rows: The rows of all lists, one list after the other.
+        rows: The columns of the rows.
         start: Start of each list in `rows`.
         length: Length of each list.
         request: Request of each list.
         split: Split number of each list.
-        order_key: Sort key of the requests: their time.
-        counts: Counts to report, by reason.
+        time: Time of each list.
     """
 
-    rows: Array
+    rows: Mapping[str, Any]
     start: Array
     length: Array
     request: Array
     split: Array
-    order_key: Array
-    counts: dict[str, int]
+    time: Array
 
-    def taken(self, table: Any) -> tuple[Any, Grouped]:
-        """Return the rows of a table in the order of the lists, and the lists of the new table."""
-        return table.take(pa.array(self.rows)).combine_chunks(), replace(self, rows=np.arange(self.rows.size))
+    @classmethod
+    def of(cls, chunk: Mapping[str, Any]) -> Grouped:
+        """Return the lists of a chunk of `ListMaker`."""
+        lists = [np.asarray(chunk[f"lists.{name}"]) for name in ("start", "length", "request", "split", "time")]
+        rows = {name.removeprefix("rows."): column for name, column in chunk.items() if name.startswith("rows.")}
+        return cls(rows, *lists)
 
-    @property
-    def first(self) -> Array:
-        """The first row of each list."""
-        found: Array = self.rows[self.start]
-        return found
+    def columns(self, names: Sequence[str], rows: Array) -> Any:
+        """Return some columns of some rows as a pyarrow table."""
+        return pa.table({name: self.rows[name].take(pa.array(rows)) for name in names})
 
     def chunks(self, split: int, rows: int) -> Iterator[Array]:
         """Yield the numbers of the lists of a split, in chunks of about `rows` rows."""
@@ -58,99 +58,103 @@ class Grouped:
         """Return the rows of some lists, one list after the other."""
         length = self.length[lists]
         inside = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-        found: Array = self.rows[np.repeat(self.start[lists], length) + inside]
+        found: Array = np.repeat(self.start[lists], length) + inside
         return found
 
 
-def group_rows(table: Any, plan: ListsPlan, cuts: tuple[int, int] | None, name: Callable[[str, int], Any]) -> Grouped:
-    """Return the lists of the rows of a part.
+@dataclass(frozen=True)
+class ListMaker:
+    """Makes lists from all rows of some requests. It is the same for every engine.
 
-    Args:
-        table: Rows from `ListCleaner`, with keys in place of ids.
-        plan: The rule of the split, the treatment of duplicates, and the maximum list length.
+    Attributes:
+        plan: The rule of the split, the treatment of duplicates, and the maximum list length; without the tables.
         cuts: Times at which validation and testing begin.
-        name: Returns the id of a request or an item by its role and key, for error messages.
+        ids: The ids of requests and items that are text, for error messages.
     """
-    request, item, label, split, time = (
-        np.asarray(one_chunk(table.column(f"__{name}"))) for name in ("request", "item", "label", "split", "time")
-    )
-    order = np.lexsort((request, split))
-    number = _numbers(request[order], split[order])
-    counts: dict[str, int] = {}
-    if "item" in plan.roles:
-        kept = _without_duplicates(order, number, item, label, request, plan, name)
-        if kept.size < order.size:
-            counts["repeated rows left out (duplicates: best)"] = order.size - kept.size
-            order, number = order[kept], number[kept]
-    if plan.max_list_length is not None:
-        kept = _longest(number, label[order], plan.max_list_length)
-        if kept.size < order.size:
-            counts[f"items left out of lists longer than {plan.max_list_length}"] = order.size - kept.size
-            order, number = order[kept], number[kept]
-    start = np.flatnonzero(np.r_[True, number[1:] != number[:-1]]) if order.size else np.empty(0, dtype=np.int64)
-    length = np.diff(np.r_[start, order.size])
-    requests, given = request[order[start]], split[order[start]]
-    earliest = np.minimum.reduceat(time[order], start) if start.size else time[:0]
-    if plan.split == "column":
-        twice = np.flatnonzero(np.bincount(np.unique(requests, return_inverse=True)[1]) > 1)
-        if twice.size:
-            at = np.flatnonzero(requests == np.unique(requests)[twice[0]])
-            names = " and ".join(SPLITS[each] for each in given[at])
-            raise ValueError(
-                f"request {name('request', requests[at[0]])!r} is in {names}; a request belongs to one split"
-            )
-    found = np.where(given >= 0, given, _assigned(requests, earliest, plan, cuts))
-    best = np.maximum.reduceat(label[order], start) if start.size else label[:0]
-    counts["lists with one item"] = int((length == 1).sum())
-    counts["lists without a label above 0"] = int((best <= 0).sum())
-    return Grouped(order, start, length, requests, found, earliest, counts)
 
+    plan: ListsPlan
+    cuts: tuple[int, int] | None
+    ids: Mapping[str, SourceIds]
 
-def _numbers(request: Array, split: Array) -> Array:
-    """Return the list number of each row; rows are sorted."""
-    if not request.size:
-        return np.empty(0, dtype=np.int64)
-    changed = (request[1:] != request[:-1]) | (split[1:] != split[:-1])
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(changed)])
+    def __call__(self, table: Any) -> dict[str, Any]:
+        """Return the lists of rows from `ListCleaner` (``lists.``), their rows (``rows.``), and counts (``counts.``).
 
-
-def _assigned(request: Array, time: Array, plan: ListsPlan, cuts: tuple[int, int] | None) -> Array:
-    """Return the splits of requests that no file and no column assigns to a split."""
-    if cuts is not None:
-        later: Array = (time >= cuts[0]).astype(np.int8) + (time >= cuts[1])
-        return later
-    val, test = plan.fractions
-    share = mixed(request, plan.split_seed + 101).astype(np.float64) / 2.0**64
-    return np.where(share < test, 2, np.where(share < test + val, 1, 0)).astype(np.int8)
-
-
-def _without_duplicates(
-    order: Array,
-    number: Array,
-    item: Array,
-    label: Array,
-    request: Array,
-    plan: ListsPlan,
-    name: Callable[[str, int], Any],
-) -> Array:
-    """Return which positions of `order` to keep, one per list and item: the best label, then the first row."""
-    items = item[order]
-    pairs = np.sort(chained([number, items], 0))
-    if not (pairs[1:] == pairs[:-1]).any():  # different hashes are different pairs
-        return np.arange(order.size)
-    place = np.lexsort((-label[order], items, number))
-    again = np.zeros(order.size, dtype=bool)
-    again[1:] = (number[place][1:] == number[place][:-1]) & (items[place][1:] == items[place][:-1])
-    if not again.any():
-        return np.arange(order.size)
-    if plan.duplicates == "error":
-        at = place[np.flatnonzero(again)[0]]
-        raise ValueError(
-            f"request {name('request', request[order[at]])!r} has the item {name('item', items[at])!r} more than once "
-            f"(repeated rows in this part of the data: {int(again.sum())}); keep one row per request and item, or use "
-            f"--data.duplicates best, which keeps the best label"
+        The rows have keys in place of ids.
+        """
+        request, item, label, split, time = (
+            np.asarray(one_chunk(table.column(f"__{name}"))) for name in ("request", "item", "label", "split", "time")
         )
-    return np.sort(place[~again])
+        order = np.lexsort((request, split))
+        changed = (np.diff(request[order]) != 0) | (np.diff(split[order]) != 0)
+        number = np.r_[0, np.cumsum(changed)]  # of the list of each row
+        counts: dict[str, int] = {}
+        if "item" in self.plan.roles:
+            kept = self._without_duplicates(order, number, item, label, request)
+            if kept.size < order.size:
+                counts["repeated rows left out (duplicates: best)"] = order.size - kept.size
+                order, number = order[kept], number[kept]
+        most = self.plan.max_list_length
+        if most is not None:
+            kept = _longest(number, label[order], most)
+            if kept.size < order.size:
+                counts[f"items left out of lists longer than {most}"] = order.size - kept.size
+                order, number = order[kept], number[kept]
+        start = np.flatnonzero(np.r_[True, number[1:] != number[:-1]])
+        length = np.diff(np.r_[start, order.size])
+        requests, given = request[order[start]], split[order[start]]
+        earliest = np.minimum.reduceat(time[order], start)
+        if self.plan.split == "column":
+            twice = np.flatnonzero(np.bincount(np.unique(requests, return_inverse=True)[1]) > 1)
+            if twice.size:
+                at = np.flatnonzero(requests == np.unique(requests)[twice[0]])
+                names = " and ".join(SPLITS[each] for each in given[at])
+                raise ValueError(
+                    f"request {self._name('request', requests[at[0]])!r} is in {names}; a request belongs to one split"
+                )
+        counts["lists with one item"] = int((length == 1).sum())
+        counts["lists without a label above 0"] = int((np.maximum.reduceat(label[order], start) <= 0).sum())
+        rows = table.take(pa.array(order))
+        return {
+            "chunk.rows": np.array([table.num_rows]),
+            "lists.start": start,
+            "lists.length": length,
+            "lists.request": requests,
+            "lists.split": np.where(given >= 0, given, self._assigned(requests, earliest)),
+            "lists.time": earliest,
+            **{f"rows.{name}": rows.column(name) for name in rows.column_names},
+            **{f"counts.{reason}": np.array([number]) for reason, number in counts.items()},
+        }
+
+    def _name(self, role: str, key: int) -> Any:
+        """Return the id of a request or an item by its key."""
+        return self.ids[role].names(np.array([key]))[0] if role in self.ids else int(key)
+
+    def _assigned(self, request: Array, time: Array) -> Array:
+        """Return the splits of requests that no file and no column assigns to a split."""
+        if self.cuts is not None:
+            later: Array = (time >= self.cuts[0]).astype(np.int8) + (time >= self.cuts[1])
+            return later
+        val, test = self.plan.fractions
+        share = mixed(request, self.plan.split_seed + 101).astype(np.float64) / 2.0**64
+        return np.where(share < test, 2, np.where(share < test + val, 1, 0)).astype(np.int8)
+
+    def _without_duplicates(self, order: Array, number: Array, item: Array, label: Array, request: Array) -> Array:
+        """Return which positions of `order` to keep, one per list and item: the best label, then the first row."""
+        items = item[order]
+        pairs = np.sort(chained([number, items], 0))
+        if not (pairs[1:] == pairs[:-1]).any():  # different hashes are different pairs
+            return np.arange(order.size)
+        place = np.lexsort((-label[order], items, number))
+        again = np.zeros(order.size, dtype=bool)
+        again[1:] = (number[place][1:] == number[place][:-1]) & (items[place][1:] == items[place][:-1])
+        if again.any() and self.plan.duplicates == "error":
+            at = place[np.flatnonzero(again)[0]]
+            raise ValueError(
+                f"request {self._name('request', request[order[at]])!r} has the item {self._name('item', items[at])!r} "
+                f"more than once (repeated rows in this part of the data: {int(again.sum())}); keep one row per "
+                f"request and item, or use --data.duplicates best, which keeps the best label"
+            )
+        return np.sort(place[~again])
 
 
 def _longest(number: Array, label: Array, most: int) -> Array:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from recsys_topk.datamodules.lists.labels import StageTable
+from recsys_topk.datamodules.lists.labels import StageTable, funnel_labels
 from recsys_topk.datamodules.lists.published import open_published
 from recsys_topk.datamodules.lists.roles import find_columns, guess_columns, require_roles
 from recsys_topk.datamodules.lists.sources import is_svmlight, open_sources, split_files
@@ -91,7 +91,10 @@ def _sources(files: Sequence[str]) -> dict[int, Source]:
 
 
 def _labels(reader: TableReader, roles: Mapping[str, str]) -> dict[str, float | str | None]:
-    """Return a label for each stage of the first rows, best first."""
+    """Return a label for each stage, best first: of a funnel log, or of the first rows."""
+    logged = funnel_labels(reader.columns)
+    if logged is not None:
+        return {**logged}
     head = reader.head(_HEAD, [roles[role] for role in ("stage", "position") if role in roles])
     coded = one_chunk(head.column(roles["stage"])).drop_null().cast("string").dictionary_encode()
     names = [str(name).strip() for name in coded.dictionary.to_pylist()]

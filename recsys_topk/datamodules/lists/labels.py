@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from recsys_topk.tabular.tables.columns import numbers_of, one_chunk
 from recsys_topk.types import Array
 
 LEFT_OUT = -1
+_SCORE = "funnel_score_"
 
 _PLACE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*-\s*position\s*")
 
@@ -44,6 +45,18 @@ class StageLabel:
                 f"items out"
             )
         return cls(stage, float(number))
+
+
+def funnel_labels(columns: Iterable[str]) -> dict[str, float] | None:
+    """Return the label of each stage of a funnel log (`recsys-topk serve --log`), best first; None = it is not one.
+
+    Example:
+        >>> funnel_labels(["item_id", "stage", "funnel_score_retrieval", "funnel_score_ranking"])
+        {'shown': 3, 'ranking': 2, 'retrieval': 1, 'dropped': 0}
+    """
+    stages = [name.removeprefix(_SCORE) for name in columns if name.startswith(_SCORE)]
+    ordered = ["shown", *reversed(stages), "dropped"]
+    return {name: len(stages) + 1 - place for place, name in enumerate(ordered)} if stages else None
 
 
 class StageTable:

@@ -46,9 +46,9 @@ def flat_rows(reader: TableReader, markers: Sequence[str], whole: Sequence[str])
     if ROW not in kinds:
         fields.append(pa.field(ROW, pa.int64()))
 
-    def scan(columns: list[str]) -> Any:
-        done = 0
-        for batch in reader.batches([*dict.fromkeys([marker, *(name for name in columns if name in kinds)])]):
+    def scan(source: TableReader, columns: list[str]) -> Any:
+        done = source.first
+        for batch in source.batches([*dict.fromkeys([marker, *(name for name in columns if name in kinds)])]):
             length = lengths(batch, marker)
             parent = np.repeat(np.arange(batch.num_rows), length)
             made = []
@@ -61,7 +61,7 @@ def flat_rows(reader: TableReader, markers: Sequence[str], whole: Sequence[str])
                     wrong = np.flatnonzero(lengths(batch, name) != length)
                     if wrong.size:
                         raise ValueError(
-                            f"{reader.name}, row {done + wrong[0] + 1}: {name} has {lengths(batch, name)[wrong[0]]} "
+                            f"{source.name}, row {done + wrong[0] + 1}: {name} has {lengths(batch, name)[wrong[0]]} "
                             f"elements and {marker} has {length[wrong[0]]}; lists of a row must have the same length"
                         )
                     made.append(pc.list_flatten(column))
@@ -70,4 +70,4 @@ def flat_rows(reader: TableReader, markers: Sequence[str], whole: Sequence[str])
             done += batch.num_rows
             yield pa.record_batch(made, names=list(columns))
 
-    return TableReader(reader.name, pa.schema(fields), scan, reader._identity, nbytes=reader.nbytes)
+    return reader.changed(pa.schema(fields), scan)

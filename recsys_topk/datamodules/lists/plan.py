@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from recsys_topk.datamodules.lists.feedback import Feedback
 from recsys_topk.datamodules.lists.labels import StageTable
 from recsys_topk.datamodules.prepare.plan import PreparationPlan
 from recsys_topk.tabular.tables.reader import TableReader
@@ -26,6 +27,7 @@ class ListsPlan(PreparationPlan):
         split: How to split the requests that no file and no column assigns.
         max_list_length: Maximum number of items of a list; the best labels are kept. None = all.
         duplicates: What to do with an item that occurs twice in a request.
+        feedback: Events that raise labels; None = there are none.
         counted_above: Make the columns `COUNTS`; labels above this are positives. None = do not make them.
     """
 
@@ -35,6 +37,7 @@ class ListsPlan(PreparationPlan):
     max_list_length: int | None = None
     duplicates: Literal["error", "best"] = "error"
     counted_above: float | None = None
+    feedback: Feedback | None = None
 
     @property
     def advice(self) -> str:
@@ -54,5 +57,6 @@ class ListsPlan(PreparationPlan):
             "sources": [(reader.fingerprint(), split) for reader, split in self.sources],
             "stages": None if stages is None else [stages.known, [vars(stage) for stage in stages.stages]],
             **{name: getattr(self, name) for name in ("split", "max_list_length", "duplicates")},
+            **({} if self.feedback is None else {"feedback": self.feedback.facts()}),
             **({} if self.counted_above is None else {"counted_above": self.counted_above}),
         }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,20 +12,20 @@ import numpy as np
 import pyarrow as pa
 
 from recsys_topk.datamodules.lists.catalogue import DistinctItems
-from recsys_topk.datamodules.lists.grouping import Grouped, group_rows
+from recsys_topk.datamodules.lists.grouping import Grouped, ListMaker
 from recsys_topk.datamodules.lists.plan import COUNTS, SPLITS, ListsPlan
 from recsys_topk.datamodules.lists.rows import ListCleaner
+from recsys_topk.datamodules.prepare.engine.base import Engine, EngineTable
 from recsys_topk.datamodules.prepare.engine.column_files import ColumnFiles
-from recsys_topk.datamodules.prepare.engine.duck import DuckEngine, EngineTable
 from recsys_topk.datamodules.prepare.ids import SourceIds
 from recsys_topk.files import write_whole
-from recsys_topk.tabular.arrow import read_streams, write_columns, write_ids, write_stream
+from recsys_topk.tabular.arrow import write_columns, write_ids
 from recsys_topk.tabular.features.description import DATA_PARTS, DataPart
 from recsys_topk.tabular.features.encoder import Encoded, FeatureEncoder
 from recsys_topk.tabular.features.fitter import FeatureFitter
 from recsys_topk.tabular.ids.counter import distinct_keys
 from recsys_topk.tabular.schema import VARIANT
-from recsys_topk.tabular.tables.columns import is_number, is_text, is_whole, keys_of, lists_of, one_chunk
+from recsys_topk.tabular.tables.columns import is_number, is_text, is_whole, keys_of, lists_of
 from recsys_topk.tabular.tables.times import first_unit
 from recsys_topk.types import Array
 
@@ -49,48 +50,49 @@ class ListsPreparation:
         engine: Holds the rows.
     """
 
-    def __init__(self, plan: ListsPlan, folder: Path, engine: DuckEngine) -> None:
+    def __init__(self, plan: ListsPlan, folder: Path, engine: Engine) -> None:
         self.plan, self.folder, self.engine = plan, folder, engine
         self._grown = ColumnFiles(engine.work)
         self._items = {split: DistinctItems(self._grown, f"{split}-items") for split in SPLITS}
         self._ids: dict[str, SourceIds] = {}
-        self._lists: list[Grouped] = []
 
     def run(self) -> None:
         """Run all steps of the preparation."""
         engine = self.engine
-        kept = self._read()
+        kept, counts = self._read(), Counter[str]()
+        if self.plan.feedback is not None:
+            pair = ["__request", "__item"]
+            told, there = engine.raise_labels(self.plan.feedback.batches(), pair, "__label", "__group")
+            counts.update({"items with an event": there, "items with an event that are in no list": told - there})
         if self.plan.counted_above is not None:
-            request, above = ["__request", "__split"], self.plan.counted_above
-            engine.count_before(COUNTS, "__item", "__time", request, "__label", above)
+            engine.count_before(COUNTS, self.plan.counted_above)
         ids = {}
         for role in ("request", "item"):
             if is_text(engine.schema.field(f"__{role}").type):
                 found = engine.distinct(f"__{role}")
                 self._ids[role] = SourceIds.of(found)
                 ids[f"__{role}"] = pa.table({"id": found, "number": keys_of(found).keys})
-        cuts = self._cuts()
-
-        def group(table: Any) -> tuple[Any, Grouped]:
-            return group_rows(table, self.plan, cuts, self._name).taken(table)
-
-        fitter, counts = FeatureFitter(self.plan.description), dict[str, int]()
-        for table, grouped in engine.chunks(ids, ["__request", "__row"], ["__request"], CHUNK_ROWS, group):
-            write_stream(self._chunk(len(self._lists)), table)
-            self._lists.append(grouped)
-            for reason, number in grouped.counts.items():
-                counts[reason] = counts.get(reason, 0) + number
-            self._fit(fitter, table, grouped)
-            engine.progress("sort", table.num_rows, kept)
-        self._check_splits()
+        make = ListMaker(replace(self.plan, sources=()), self._cuts(), self._ids)
+        fitter, found = FeatureFitter(self.plan.description), np.zeros(len(SPLITS), np.int64)
+        for chunk in engine.chunks(ids, ["__request", "__row"], CHUNK_ROWS, make):
+            grouped = Grouped.of(chunk)
+            self._fit(fitter, grouped)
+            found += np.bincount(grouped.split, minlength=len(SPLITS))
+            for name, number in chunk.items():
+                if name.startswith("counts."):
+                    counts[name.removeprefix("counts.")] += number[0].as_py()
+            engine.progress("sort", chunk["chunk.rows"][0].as_py(), kept)
+        for split, number in zip(SPLITS, found.tolist(), strict=True):
+            if not number:
+                raise ValueError(f"the {split} split has no lists ({found.sum()} in all); {self.plan.advice}")
         given = self.plan.features
         encoder = given if isinstance(given, FeatureEncoder) else fitter.finish()
         encoder.save(self.folder / "features")
-        for table, grouped in self._chunks():
+        for grouped in (Grouped.of(chunk) for chunk, _ in engine.saved()):
             for number, split in enumerate(SPLITS):
                 for requests in grouped.chunks(number, _ROWS):
-                    self._encode(encoder, split, table, grouped, requests)
-            engine.progress("encode", table.num_rows, kept)
+                    self._encode(encoder, split, grouped, requests)
+            engine.progress("encode", int(grouped.length.sum()), kept)
         self._write(encoder)
         facts = {
             "format": FORMAT,
@@ -143,47 +145,29 @@ class ListsPreparation:
         if self.plan.split != "time" or self.plan.dates is not None:
             return self.plan.dates if self.plan.split == "time" else None
         val, test = self.plan.fractions
-        found = self.engine.quantiles("__time", [1 - val - test, 1 - test], first_of="__request")
+        times = self.engine.begins()
         never = np.iinfo(np.int64).max  # share 0: the split has a separate table
-        return found[0] if val + test else never, found[1] if test else never
+        if not times.size:
+            return never, never
+        first, second = (times[min(int(share * times.size), times.size - 1)] for share in (1 - val - test, 1 - test))
+        return int(first) if val + test else never, int(second) if test else never
 
-    def _name(self, role: str, key: int) -> Any:
-        """Return the id of a request or an item by its key."""
-        return self._ids[role].names(np.array([key]))[0] if role in self._ids else int(key)
-
-    def _chunk(self, number: int) -> Path:
-        return self.engine.work / f"{number}.rows"
-
-    def _chunks(self) -> Iterator[tuple[Any, Grouped]]:
-        for number, grouped in enumerate(self._lists):
-            (batch,) = read_streams([self._chunk(number)])
-            yield pa.Table.from_batches([batch]), grouped
-
-    def _check_splits(self) -> None:
-        found = np.sum([np.bincount(grouped.split, minlength=len(SPLITS)) for grouped in self._lists], axis=0)
-        for number, split in enumerate(SPLITS):
-            if not found[number]:
-                raise ValueError(f"the {split} split has no lists ({found.sum()} in all); {self.plan.advice}")
-
-    def _fit(self, fitter: FeatureFitter, table: Any, grouped: Grouped) -> None:
+    def _fit(self, fitter: FeatureFitter, grouped: Grouped) -> None:
         for requests in grouped.chunks(0, _ROWS):
-            first, rows = grouped.first[requests], grouped.rows_of(requests)
-            self._update(fitter, "user", table, first)
-            self._update(fitter, "context", table, first)
-            self._update(fitter, "items", table, rows)
+            first, rows = grouped.start[requests], grouped.rows_of(requests)
+            parts: dict[DataPart, Array] = {"user": first, "context": first, "items": rows}
+            for part, chosen in parts.items():
+                columns = self.plan.description.columns(part)
+                if columns:
+                    fitter.update(part, grouped.columns(columns, chosen))
             if self.plan.description.history:
-                fitter.update("history", self._view_table(self._views(table, first)))
+                fitter.update("history", self._view_table(self._views(grouped, first)))
 
-    def _update(self, fitter: FeatureFitter, part: DataPart, table: Any, rows: Array) -> None:
-        columns = self.plan.description.columns(part)
-        if columns:
-            fitter.update(part, table.select(columns).take(rows))
-
-    def _encode(self, encoder: FeatureEncoder, split: str, table: Any, grouped: Grouped, requests: Array) -> None:
-        grown, first, rows = self._grown, grouped.first[requests], grouped.rows_of(requests)
+    def _encode(self, encoder: FeatureEncoder, split: str, grouped: Grouped, requests: Array) -> None:
+        grown, first, rows = self._grown, grouped.start[requests], grouped.rows_of(requests)
         described = self.plan.description
-        columns = {name: np.asarray(one_chunk(table.column(f"__{name}"))) for name in ("item", "label", "group")}
-        encoded = _encoded(encoder, "items", table, rows)
+        columns = {name: np.asarray(grouped.rows[f"__{name}"]) for name in ("item", "label", "group", "row")}
+        encoded = _encoded(encoder, "items", grouped, rows)
         keys, items = columns["item"][rows], self._items[split]
         numbers = items.add(keys, encoded) if "item" in self.plan.roles else items.append(keys, encoded)
         length = grouped.length[requests]
@@ -191,19 +175,19 @@ class ListsPreparation:
         grown.append(f"{split}-rows.item", numbers)
         grown.append(f"{split}-rows.label", columns["label"][rows])
         grown.append(f"{split}-rows.group", columns["group"][rows])
-        made = [_encoded(encoder, "user", table, first), _encoded(encoder, "context", table, first)]
+        made = [_encoded(encoder, "user", grouped, first), _encoded(encoder, "context", grouped, first)]
         request = {
             "request_id": grouped.request[requests],
             "start": start,
             "length": length,
-            "order": grouped.order_key[requests],
-            "row": np.asarray(one_chunk(table.column("__row")))[first],
-            "time": np.asarray(one_chunk(table.column("__time")))[first],
+            "order": grouped.time[requests],
+            "row": columns["row"][first],
+            "time": np.asarray(grouped.rows["__time"])[first],
             "ids": np.concatenate([part.ids for part in made], axis=1).astype(np.int32),
             "values": np.concatenate([part.values for part in made], axis=1),
         }
         if described.history:
-            views = self._views(table, first)
+            views = self._views(grouped, first)
             before = grown.length(f"{split}-views.ids")
             request["view_start"] = before + np.cumsum(views.length) - views.length
             request["view_length"] = views.length
@@ -214,9 +198,9 @@ class ListsPreparation:
         for name, column in request.items():
             grown.append(f"{split}.{name}", column)
 
-    def _views(self, table: Any, first: Array) -> Any:
+    def _views(self, grouped: Grouped, first: Array) -> Any:
         column = self.plan.roles["history"]
-        return lists_of(one_chunk(table.column(column)).take(first), " ", column)
+        return lists_of(grouped.rows[column].take(pa.array(first)), " ", column)
 
     def _view_table(self, views: Any) -> dict[str, Any]:
         return {self.plan.roles["item"]: views.values}
@@ -242,14 +226,11 @@ class ListsPreparation:
                 ids = self._ids["request"].names(requests["request_id"][order])
                 write_ids(self.folder / f"{split}-request-ids.arrow", [str(one) for one in ids])
             if "user" in self.plan.roles:
-                users = pa.chunked_array(
-                    [
-                        table.column(self.plan.roles["user"])
-                        .combine_chunks()
-                        .take(pa.array(grouped.first[grouped.split == number]))
-                        for table, grouped in self._chunks()
-                    ]
-                )
+                column = self.plan.roles["user"]
+                made = (Grouped.of(chunk) for chunk, _ in self.engine.saved())
+                users = pa.chunked_array([
+                    grouped.rows[column].take(pa.array(grouped.start[grouped.split == number])) for grouped in made
+                ])  # fmt: skip
                 write_ids(self.folder / f"{split}-user-ids.arrow", users.take(pa.array(order)).to_pylist())
             write_columns(self.folder / f"{split}.arrow", {name: column[order] for name, column in requests.items()})
             if encoder.description.history:
@@ -259,8 +240,8 @@ class ListsPreparation:
                 write_columns(self.folder / f"{split}-views.arrow", views)
 
 
-def _encoded(encoder: FeatureEncoder, part: DataPart, table: Any, rows: Array) -> Encoded:
+def _encoded(encoder: FeatureEncoder, part: DataPart, grouped: Grouped, rows: Array) -> Encoded:
     columns = encoder.description.columns(part)
     if not columns:  # a table without columns has no rows
         return Encoded(np.empty((rows.size, 0), dtype=np.int64), np.empty((rows.size, 0), dtype=np.float32))
-    return encoder.encode(part, table.select(columns).take(rows))
+    return encoder.encode(part, grouped.columns(columns, rows))

@@ -92,13 +92,13 @@ def open_published(
     if max(len(users), len(items)) > 1:
         return None
 
-    def scan(columns: list[str]) -> Any:
-        done = 0
+    def scan(source: TableReader, columns: list[str]) -> Any:
+        done = source.first
         needed = [shown, *([clicked] if clicked else []), *(one.key for one in users)]
-        for batch in reader.batches([*dict.fromkeys([*needed, *(name for name in columns if name in reader.columns)])]):
+        for batch in source.batches([*dict.fromkeys([*needed, *(name for name in columns if name in source.columns)])]):
             made = {name: one_chunk(batch.column(name)) for name in batch.schema.names}
             if clicked:
-                made[label] = _labels(made[shown], made[clicked], f"{reader.name}, row", done, clicked, shown)
+                made[label] = _labels(made[shown], made[clicked], f"{source.name}, row", done, clicked, shown)
                 made[shown] = made[shown].cast(fields[shown])
             else:
                 made[shown], made[label] = _unmarked(made[shown])
@@ -113,9 +113,7 @@ def open_published(
 
     schema = pa.schema(list(fields.items()))
     identity = [one.fingerprint for one in readers]
-    return TableReader(
-        reader.name, schema, scan, lambda: [one() for one in identity], reader.rows, nbytes=reader.nbytes
-    )
+    return reader.changed(schema, scan, lambda: [one() for one in identity], reader.rows)
 
 
 class _Joined:

@@ -42,6 +42,7 @@ _HEAD: Final = 20_000
 _LEFT_OUT: Final = {
     r"^next|^total_|modified|read_?time|scroll|dwell|watch_?time": "may be known only afterwards; add it if not",
     r"session_?id$": "new sessions have new ids",
+    r"^funnel_": "what the funnel did with the items",
 }
 """Names of columns that are no features: they say what the user did with an item, or do not occur again."""
 
@@ -61,7 +62,11 @@ def find_columns(reader: TableReader, given: Mapping[str, str | None]) -> dict[s
 
 
 def require_roles(
-    reader: TableReader, roles: Mapping[str, str], given: Mapping[str, str | None], stages: StageTable | None
+    reader: TableReader,
+    roles: Mapping[str, str],
+    given: Mapping[str, str | None],
+    stages: StageTable | None,
+    feedback: bool = False,
 ) -> None:
     """Raise if the request column, or a column needed for the labels, is not known.
 
@@ -70,6 +75,7 @@ def require_roles(
         roles: The column of each role.
         given: The columns given by the user.
         stages: The labels of stages; None = labels come from a column.
+        feedback: Whether events give labels to items, so that no column has to.
     """
     if stages is not None and given.get("label"):
         raise ValueError(
@@ -77,7 +83,8 @@ def require_roles(
         )
     if stages is None and given.get("stage"):
         raise ValueError("--data.stage needs --data.labels, which maps stages to labels, best first")
-    needed = ["request", *(["label"] if stages is None else ["stage"])]
+    needed = ["request", *([] if feedback else ["label"])] if stages is None else ["request", "stage"]
+    needed += ["item"] if feedback else []
     needed += ["position"] if stages is not None and stages.needs_position else []
     for role in needed:
         require_role(reader, roles, role, ", or map stages to labels with --data.labels" if role == "label" else "")

@@ -55,7 +55,9 @@ class ListCleaner:
                 self._present(np.asarray(ids.is_null()), role, "value")
                 made[f"__{role}"] = ids.cast(pa.string()) if role in self.text else ids
         group = np.zeros(number, dtype=np.int8)
-        if self.stages is None:
+        if self.stages is None and "label" not in columns:  # all labels come from feedback
+            made["__label"] = np.zeros(number, dtype=np.float32)
+        elif self.stages is None:
             made["__label"] = graded(columns["label"], roles["label"], start)
         else:
             position = numbers_of(columns["position"], roles["position"]) if "position" in columns else None

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal
 
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
@@ -18,10 +18,11 @@ from typing_extensions import Unpack
 from recsys_topk.datamodules.base import BatchSize, CascadeDataModule, LoaderOptions, NegativeOptions
 from recsys_topk.datamodules.prepare.check import check_prepared
 from recsys_topk.datamodules.prepare.columns import find_table, read_table
+from recsys_topk.datamodules.prepare.engine.base import Engine
 from recsys_topk.datamodules.prepare.engine.duck import DuckEngine
 from recsys_topk.datamodules.prepare.plan import PreparationPlan
 from recsys_topk.datamodules.prepare.progress import Progress
-from recsys_topk.files import cache_home, make_once
+from recsys_topk.files import cache_home, find_damage, make_once
 from recsys_topk.tabular.features.description import DATA_PARTS, Description
 from recsys_topk.tabular.features.encoder import FILE, FeatureEncoder
 from recsys_topk.tabular.schema import LabelKind, Outline, Part, Schema
@@ -71,15 +72,6 @@ class PreparedFiles:
         return None if find_table(self.folder, name) is None else self.table(name)["id"]
 
 
-class Preparation(Protocol):
-    """Makes the prepared files of a plan in a folder, with the rows in an engine."""
-
-    def __init__(self, plan: Any, folder: Path, engine: DuckEngine) -> None: ...
-
-    def run(self) -> None:
-        """Run all steps of the preparation."""
-
-
 class PreparedOptions(LoaderOptions, total=False):
     """Options of all data modules for a user's tables; see `PreparedDataModule`."""
 
@@ -119,15 +111,16 @@ class PreparedDataModule(CascadeDataModule):
         cache_dir: Folder of the prepared data; None = in the user's cache folder.
         memory: Memory of the engine that prepares the data, e.g. ``"4GB"``; None = 100 MB per processor, at most
             a quarter of the machine's. Larger data are sorted on disk.
-        engine: What prepares the data: ``"duckdb"`` on one machine, or ``"spark"`` (interactions in Parquet files, with
-            times; extra `spark` and Java 17).
+        engine: What prepares the data: ``"duckdb"`` on one machine, or ``"spark"`` (extra `spark` and Java 17; row
+            groups of Parquet files are read in parallel).
         spark: Options of the Spark session: ``{"master": ..., "conf": {...}, "work": FOLDER}``, where `work` is a
             folder that all executors see; None = the running session, or a local one.
         options: Options of every data module; see `CascadeDataModule`.
     """
 
     files: ClassVar[type[PreparedFiles]]
-    preparation: ClassVar[type[Preparation]]
+    preparation: ClassVar[type[Any]]
+    """Takes a plan, the folder to prepare and an engine; it has a method `run`."""
     format: ClassVar[int]
     """Version of the prepared files. Increase it if their content changes, so that older files are not read."""
     guess_advice: ClassVar[str]
@@ -241,6 +234,8 @@ class PreparedDataModule(CascadeDataModule):
             Whether the data were prepared by this call.
         """
         if self.given_folder is not None:
+            if damage := find_damage(self.given_folder):
+                raise ValueError(f"{damage}; copy the folder again, or prepare the data again")
             check_prepared(self.given_folder, self.name)
             self._prepared = self.files(self.given_folder)
             return False
@@ -264,11 +259,9 @@ class PreparedDataModule(CascadeDataModule):
             rank_zero_info(line)
         return made
 
-    def _open_engine(self, folder: Path, progress: Progress) -> Any:
+    def _open_engine(self, folder: Path, progress: Progress) -> Engine:
         if self._engine == "duckdb":
             return DuckEngine(folder, progress, self._memory)
-        if self.name != "interactions" or "time" not in self.plan.roles:
-            raise ValueError("engine='spark' prepares interactions with a column of times; use --data.engine duckdb")
         from recsys_topk.datamodules.prepare.engine.spark import SparkEngine
 
         return SparkEngine(folder, progress, self._spark)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from recsys_topk.files import disk_error
 from recsys_topk.tabular.arrow import columns_of
 from recsys_topk.tabular.tables.columns import is_list, one_chunk
 from recsys_topk.types import Array
@@ -15,9 +16,15 @@ from recsys_topk.types import Array
 
 def read_columns(path: Path) -> dict[str, Array]:
     """Memory-map an Arrow file and return its columns as arrays, without a copy where possible."""
+    import pyarrow as pa
     from datasets import Dataset
 
-    return columns_of(Dataset.from_file(str(path)).data.table)
+    try:
+        return columns_of(Dataset.from_file(str(path)).data.table)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if disk_error(error):
+            raise
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}; prepare the data again") from error
 
 
 def find_table(folder: Path, name: str) -> Path | None:

@@ -7,16 +7,19 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from recsys_topk.datamodules.recflow.layout import BEST_LABEL, LAYOUTS, ORDERED_STAGES
+from recsys_topk.datamodules.recflow.layout import BEST_LABEL, ITEM_IDS, LAYOUTS, ORDERED_STAGES
 from recsys_topk.datamodules.recflow.pickles import FormatError
+from recsys_topk.datamodules.recflow.rows import row_keys
 from recsys_topk.tabular.locations import AnyPath, RemotePath
 from recsys_topk.types import Array
 
 _SAMPLE: Final = ("request_id", "user_id", "request_timestamp", "device_id", "age", "gender", "province")
+COMPARED: Final = ("request_id", *ITEM_IDS, "upload_timestamp")
+"""Columns that are compared with `request_id_dict`."""
 _WORST_POSITION: Final = BEST_LABEL - 1 - max(layout.positive_above for layout in LAYOUTS.values())
 
 
-def read_all_stage(path: AnyPath) -> tuple[dict[str, Array], dict[str, Array]]:
+def read_all_stage(path: AnyPath) -> tuple[dict[str, Array], dict[str, Array], Array | None]:
     """Read a day's feather file, one record batch at a time. Spaces around column names are ignored.
 
     Args:
@@ -24,17 +27,19 @@ def read_all_stage(path: AnyPath) -> tuple[dict[str, Array], dict[str, Array]]:
 
     Returns:
         The samples, which are the distinct rows of the request columns in file order; and (m, 3) rows of request,
-        video and position for each ordered stage whose columns are in the file.
+        video and position for each ordered stage whose columns are in the file; and the sorted keys (`row_keys`) of
+        the rows of request and item features, None if the file does not have all of them.
     """
     samples: dict[str, list[Array]] = {name: [] for name in _SAMPLE}
     ordered: dict[str, list[Array]] = {}
+    keys: list[Array] = []
     try:
         with pa.PythonFile(path.open(), mode="r") if isinstance(path, RemotePath) else pa.memory_map(str(path)) as file:
             names = [name.strip() for name in pa.ipc.open_file(file).schema.names]
             missing = [name for name in (*_SAMPLE, "video_id") if name not in names]
             if missing:
                 raise FormatError(f"{path} has no column {', '.join(missing)}; it has {', '.join(sorted(names))}")
-            wanted = {*_SAMPLE, "video_id", *ORDERED_STAGES, *ORDERED_STAGES.values()}
+            wanted = {*_SAMPLE, *COMPARED, *ORDERED_STAGES, *ORDERED_STAGES.values()}
             fields = [i for i, name in enumerate(names) if name in wanted]
             chosen = [names[i] for i in fields]
             if len(set(chosen)) < len(chosen):
@@ -47,6 +52,8 @@ def read_all_stage(path: AnyPath) -> tuple[dict[str, Array], dict[str, Array]]:
                 columns = {name: _integers(batch.column(i), name, path) for i, name in enumerate(chosen)}
                 _add_samples(samples, columns)
                 _add_positions(ordered, columns)
+                if columns.keys() >= set(COMPARED):
+                    keys.append(np.unique(row_keys(columns[name] for name in COMPARED)))
     except (pa.ArrowInvalid, OSError) as error:
         raise FormatError(f"{path} is not a whole feather file ({error}); get it again") from error
     if not sum(map(len, samples["request_id"])):
@@ -57,7 +64,8 @@ def read_all_stage(path: AnyPath) -> tuple[dict[str, Array], dict[str, Array]]:
         stacked = np.stack(list(table.values()), axis=1)
         rows = np.sort(np.unique(stacked, axis=0, return_index=True)[1])
         table = {name: column[rows] for name, column in table.items()}
-    return table, {stage: np.concatenate(parts) for stage, parts in ordered.items()}
+    positions = {stage: np.concatenate(parts) for stage, parts in ordered.items()}
+    return table, positions, np.unique(np.concatenate(keys)) if keys else None
 
 
 def _add_samples(samples: dict[str, list[Array]], columns: dict[str, Array]) -> None:

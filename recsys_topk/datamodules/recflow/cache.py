@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from recsys_topk.datamodules.recflow.layout import (
     padding_id,
     stored_offset,
 )
-from recsys_topk.files import remove_partial, whole_folder
+from recsys_topk.files import find_damage, make_once
 from recsys_topk.tabular.arrow import write_columns
 from recsys_topk.tabular.ids.vocabulary import Vocabulary
 from recsys_topk.tabular.locations import version_of
@@ -63,8 +63,9 @@ class DayCache:
         return self.folder / f"{day}-{digest}"
 
     def missing(self, days: Sequence[str]) -> list[str]:
-        """Return those of `days` that are not prepared yet."""
-        return [day for day in days if not self.path(day).is_dir()]
+        """Return those of `days` that are not prepared yet, or damaged."""
+        paths = {day: self.path(day) for day in days}
+        return [day for day, path in paths.items() if not path.is_dir() or find_damage(path)]
 
     def prepare(self, days: Sequence[str], progress: Callable[[str, Path], None] | None = None) -> None:
         """Prepare the missing days, one at a time. Memory holds one day.
@@ -76,15 +77,12 @@ class DayCache:
             days: The days to prepare.
             progress: Called with each day and its folder when it is ready.
         """
-        from filelock import FileLock
-
         for day in days:
             target = self.path(day)
-            if not target.is_dir():
-                self.folder.mkdir(parents=True, exist_ok=True)
-                with FileLock(self.folder / ".lock"):
-                    if not target.is_dir():
-                        self._write(day, target)
+            if make_once(target, partial(self._write, day)):
+                for older in self.folder.glob(f"{day}-*"):
+                    if older != target:
+                        shutil.rmtree(older, ignore_errors=True)
             if progress is not None:
                 progress(day, target)
 
@@ -95,15 +93,10 @@ class DayCache:
             raise FileNotFoundError(f"day {day} is not prepared ({path} is missing); call prepare_data() first")
         return PreparedDay(path, day, vocabularies)
 
-    def _write(self, day: str, target: Path) -> None:
-        remove_partial(target)
+    def _write(self, day: str, folder: Path) -> None:
         columns = self.files.read(day)
-        with whole_folder(target) as folder:
-            for name in _TABLES:
-                write_columns(folder / f"{name}.arrow", getattr(columns, name))
-        for older in self.folder.glob(f"{day}-*"):
-            if older != target:
-                shutil.rmtree(older, ignore_errors=True)
+        for name in _TABLES:
+            write_columns(folder / f"{name}.arrow", getattr(columns, name))
 
 
 class PreparedDay:

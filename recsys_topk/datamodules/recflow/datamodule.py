@@ -25,7 +25,7 @@ from recsys_topk.files import cache_home
 from recsys_topk.tabular.export_tables import ItemTable, UserTable
 from recsys_topk.tabular.features.encoder import FeatureEncoder
 from recsys_topk.tabular.ids.options import VocabularyChoice, vocabulary_options
-from recsys_topk.tabular.ids.vocabulary import Vocabulary
+from recsys_topk.tabular.ids.vocabulary import VOCABULARIES, Vocabulary, load_vocabularies
 from recsys_topk.tabular.locations import version_of
 from recsys_topk.tabular.schema import Outline, Schema
 
@@ -49,7 +49,8 @@ class RecFlowDataModule(CascadeDataModule):
         cache_dir: Folder of the prepared data; None = in the user's cache folder.
         vocabulary: How ids are mapped to rows: ``"dense"``, ``"compact"``, ``"hash:rows=1000000"`` or ``"auto"``, for
             all tables or by table name (`VocabularyOptions`). None = ``"auto"``: dense up to 2,000,000 rows, above that
-            compact, which needs the training days.
+            compact, which needs the training days. ``"growing:min_count=5"``: new ids get rows from part to part of
+            `recsys-topk online`. Or the folder of saved vocabularies (`save_vocabularies`).
         days: The days of the data set that may be used, a date or "FIRST:LAST"; None = all.
         options: Options of every data module; see `CascadeDataModule`.
 
@@ -88,8 +89,10 @@ class RecFlowDataModule(CascadeDataModule):
         self.layout = find_layout(layout)
         self.day_options = DayOptions(days, train_days, val_days, test_days)
         self.cache_dir = cache_dir
-        self.vocabulary_options = vocabulary_options(vocabulary, (*REQUEST_IDS, *ITEM_IDS))
         self._vocabularies: dict[str, Vocabulary] | None = None
+        if isinstance(vocabulary, str) and (Path(vocabulary) / VOCABULARIES).is_file():
+            self._vocabularies, vocabulary = load_vocabularies(vocabulary), None
+        self.vocabulary_options = vocabulary_options(vocabulary, (*REQUEST_IDS, *ITEM_IDS))
         self._maker = BatchMaker(self.layout, history_length)
         self._cache: DayCache | None = None
 

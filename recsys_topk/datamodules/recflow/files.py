@@ -15,6 +15,7 @@ from recsys_topk.datamodules.recflow.pickles import FormatError, load_pickle, no
 from recsys_topk.datamodules.recflow.request_pickles import check_ids, narrow, read_histories, read_stages
 from recsys_topk.tabular.locations import AnyPath, RemotePath, location
 from recsys_topk.tabular.schema import VARIANT
+from recsys_topk.tabular.tables.reader import file_format
 from recsys_topk.types import Array
 
 
@@ -48,6 +49,13 @@ class RecFlowFiles:
         given = location(root)
         self.folder: AnyPath = next((f for f in (given / "data", given) if (f / "all_stage").is_dir()), given)
         if not (self.folder / "all_stage").is_dir():
+            if not (given.is_dir() or given.is_file()):
+                raise FileNotFoundError(f"--data.root {str(given)!r} does not exist; give the folder of the data")
+            if file_format(str(given)) is not None:
+                raise FileNotFoundError(
+                    f"{given} is a table and no RecFlow folder; add --data interactions (who did what, and when) or "
+                    f"--data lists (logged lists of candidates)"
+                )
             raise FileNotFoundError(
                 f"{given} holds no RecFlow data: there is neither all_stage/ nor data/all_stage/ in it; point root at "
                 f"the folder with all_stage, request_id_dict, seq_effective_50_dict and others, or leave it out to "
@@ -118,11 +126,11 @@ def read_day(paths: Mapping[str, AnyPath], counts: Mapping[str, int]) -> DayColu
             names the file and the request.
     """
     feather = paths["all_stage"]
-    table, ordered = read_all_stage(feather)
+    table, ordered, keys = read_all_stage(feather)
     request_id = table["request_id"]
     for field in REQUEST_IDS:
         check_ids(table[field], field, counts, request_id, feather)
-    stages, items = read_stages(paths["request_id_dict"], request_id, counts)
+    stages, items = read_stages(paths["request_id_dict"], request_id, counts, keys)
     histories, views = read_histories(paths["seq_effective_50_dict"], request_id, counts)
     requests = {
         "request_id": request_id,

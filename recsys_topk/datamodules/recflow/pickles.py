@@ -7,12 +7,17 @@ import pickle
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.tabular.locations import AnyPath
+from recsys_topk.tabular.locations import AnyPath, version_of
+
+_MEMORY_PER_BYTE: Final = 32
+_LEAST_MEMORY: Final = 256 * 2**20
+"""Memory for a pickle: small integers and arrays take about ten times their size in the file."""
 
 
 class FormatError(ValueError):
@@ -107,6 +112,24 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def _bounded_memory(size: int) -> Iterator[None]:
+    """Raise MemoryError if this process takes `size` more bytes of address space. Only on Linux."""
+    statm = Path("/proc/self/statm")
+    if not statm.is_file():
+        yield
+        return
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = int(statm.read_text().split()[0]) * resource.getpagesize() + size
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if before[0] < 0 else min(wanted, before[0]), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 class _RestrictedUnpickler(pickle.Unpickler):
     def __init__(self, file: IO[bytes], path: AnyPath) -> None:
         super().__init__(file)
@@ -136,7 +159,8 @@ def load_pickle(path: AnyPath) -> Any:
         path: The file.
 
     Raises:
-        FormatError: The file names another class or function, is truncated, or is not a pickle.
+        FormatError: The file names another class or function, is truncated, is not a pickle, or needs more memory than
+            32 times its size and 256 MB.
         FileNotFoundError: The file does not exist.
 
     Example:
@@ -149,11 +173,15 @@ def load_pickle(path: AnyPath) -> Any:
     """
     with path.open("rb") as file:
         try:
-            return _RestrictedUnpickler(file, path).load()
+            with _bounded_memory(_LEAST_MEMORY + _MEMORY_PER_BYTE * version_of(path)[0]):
+                return _RestrictedUnpickler(file, path).load()
         except FormatError:
             raise
         except MemoryError:
-            raise FormatError(f"{path} asks for more memory than there is; it is damaged or hostile") from None
+            raise FormatError(
+                f"{path} asks for more than {_MEMORY_PER_BYTE} times the memory of its size, or than there is; it is "
+                f"damaged or hostile; get it again"
+            ) from None
         except Exception as error:
             raise FormatError(
                 f"{path} is not a whole pickle ({type(error).__name__}: {error}); get it again"

@@ -10,7 +10,7 @@ import numpy as np
 from recsys_topk.datamodules.recflow.days import clock_ids
 from recsys_topk.datamodules.recflow.layout import CLOCK, ITEM_IDS, SLOTS, STAGES, UNSHIFTED, largest_id
 from recsys_topk.datamodules.recflow.pickles import FormatError, StoredArray, load_pickle
-from recsys_topk.datamodules.recflow.rows import intern_columns
+from recsys_topk.datamodules.recflow.rows import intern_columns, row_keys
 from recsys_topk.tabular.locations import AnyPath
 from recsys_topk.tabular.schema import VARIANT
 from recsys_topk.types import Array
@@ -31,12 +31,15 @@ _VIEW_COLUMNS: Final = {
     "upload_type": 4,
 }
 _VIEW_TIME_COLUMN: Final = 7
+_KNOWN: Final = {"realshow", *STAGES}
+_DIFFERENT: Final = 0.1
+"""Share of rows that may differ from `all_stage` before the two files are taken to hold different features."""
 _CHUNK: Final = 1024
 """Number of requests whose arrays are joined at once; fits the CPU cache and bounds the memory."""
 
 
 def read_stages(
-    path: AnyPath, request_id: Array, counts: Mapping[str, int]
+    path: AnyPath, request_id: Array, counts: Mapping[str, int], keys: Array | None = None
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Read `request_id_dict/<day>.pkl`.
 
@@ -44,6 +47,8 @@ def read_stages(
         path: The file.
         request_id: (n,), the requests to read.
         counts: Distinct ids by field.
+        keys: The keys of the rows of `all_stage` (`read_all_stage`), with which the rows are compared; None = they are
+            not.
 
     Returns:
         One (n, SLOTS) column per stage with row numbers of the catalogue, -1 where there is no item (a stage may be
@@ -53,16 +58,26 @@ def read_stages(
     for entry, request in zip(entries, request_id, strict=True):
         if not isinstance(entry, dict):
             raise FormatError(f"{path}, request {int(request)}: expected a dict from stage to array, got {entry!r:.60}")
+        if unknown := entry.keys() - _KNOWN:
+            raise FormatError(f"{path}, request {int(request)}: unknown stage {min(unknown, key=str)!r:.60}")
     rows: list[Array] = []
+    owners: list[Array] = []
+    found: list[Array] = []
     slots: dict[str, list[Array]] = {stage: [] for stage in STAGES}
     for chunk in _chunks(len(entries)):
         for stage in STAGES:
             sizes, raw = _stage_rows(entries[chunk], stage, request_id[chunk], path)
             owner = np.repeat(request_id[chunk], sizes)
             minute = (raw[:, _UPLOAD_COLUMN] // 60).astype(np.int32)
+            if keys is not None:
+                owners.append(owner)
+                columns_of_row = (_STAGE_COLUMNS[name] for name in ITEM_IDS)
+                found.append(row_keys([owner, *(raw[:, i] for i in columns_of_row), raw[:, _UPLOAD_COLUMN]]))
             rows.append(np.vstack([_ids(raw, _STAGE_COLUMNS, counts, owner, path), minute]))
             slots[stage].append(sizes)
     del entries
+    if keys is not None:
+        _compare(np.concatenate(found), np.concatenate(owners), keys, path)
     distinct, number, variant = intern_columns(rows, counts["video_id"])
     if not distinct.size:
         raise FormatError(f"{path} has no item in any stage of any request")
@@ -80,6 +95,16 @@ def read_stages(
         **dict(zip((f"upload_{unit}" for unit in CLOCK), upload.T, strict=True)),
         "count": np.bincount(np.concatenate(number), minlength=distinct.shape[1]).astype(np.uint32),
     }
+
+
+def _compare(found: Array, owner: Array, keys: Array, path: AnyPath) -> None:
+    """Raise if rows are not in `all_stage`, unless they are so many that the two files hold different features."""
+    other = np.flatnonzero(~np.isin(found, keys))
+    if 0 < other.size <= max(_DIFFERENT * found.size, 1):
+        raise FormatError(
+            f"{path}, request {int(owner[other[0]])}: {other.size} of {found.size} rows differ from all_stage; one "
+            f"of the files is damaged; get it again"
+        )
 
 
 def _stage_rows(entries: Sequence[Any], stage: str, request_id: Array, path: AnyPath) -> tuple[Array, Array]:
@@ -152,7 +177,11 @@ def _joined(arrays: Sequence[Any], width: int, owner: Array, path: AnyPath) -> t
         # All arrays have one dtype, C order and the same width, so their bytes can be concatenated.
         one_type = dtypes.count(dtype) == len(dtypes) and dtype.kind in "iu" and not any(fortran)
         if one_type and all(shape[1:] == (width,) for shape in set(shapes)):
-            return np.array([shape[0] for shape in shapes]), np.frombuffer(b"".join(data), dtype).reshape(-1, width)
+            sizes, rows = np.array([shape[0] for shape in shapes]), np.frombuffer(b"".join(data), dtype)
+            wrong = np.flatnonzero(sizes * width * dtype.itemsize != np.fromiter(map(len, data), np.int64, len(data)))
+            if wrong.size:
+                raise FormatError(f"{path}, request {int(owner[wrong[0]])}: an array whose shape and size do not fit")
+            return sizes, rows.reshape(-1, width)
     parts = [_checked(array, width, int(request), path) for array, request in zip(arrays, owner, strict=True)]
     return np.array([len(part) for part in parts]), np.concatenate(parts)
 

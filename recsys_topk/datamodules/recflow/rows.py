@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from recsys_topk.types import Array
+
+
+def row_keys(columns: Iterable[Array]) -> Array:
+    """Return a 64-bit hash of each row of integer columns, (n,) uint64."""
+    key: Array = np.zeros(1, dtype=np.uint64)
+    for column in columns:
+        key = (key ^ np.asarray(column, dtype=np.int64).astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(29)
+    return key
 
 
 def intern_columns(parts: Sequence[Array], size: int) -> tuple[Array, list[Array], Array]:

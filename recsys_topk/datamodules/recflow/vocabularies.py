@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -18,14 +19,14 @@ from recsys_topk.datamodules.recflow.layout import (
     padding_id,
     stored_offset,
 )
-from recsys_topk.files import remove_partial, whole_folder
+from recsys_topk.files import find_damage, make_once
 from recsys_topk.tabular.ids.counter import IdCounter
 from recsys_topk.tabular.ids.options import AUTO_DENSE_ROWS, VocabularyOptions
 from recsys_topk.tabular.ids.vocabulary import (
-    CompactVocabulary,
     DenseVocabulary,
     HashVocabulary,
     Vocabulary,
+    fit_vocabulary,
     load_vocabularies,
     save_vocabularies,
 )
@@ -81,8 +82,6 @@ def _compact(
     cache: DayCache, options: Mapping[str, VocabularyOptions], days: Sequence[str], announce: Callable[[str], None]
 ) -> dict[str, Vocabulary]:
     """Return the vocabularies of the ids of some days. Load them from disk if they were built before."""
-    from filelock import FileLock
-
     facts = {
         "format": _FORMAT,
         "days": [cache.path(day).name for day in days],  # the names contain fingerprints of the files
@@ -90,29 +89,27 @@ def _compact(
     }
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
     target = cache.folder / f"vocabulary-{digest}"
-    if not target.is_dir():
+    if not target.is_dir() or find_damage(target):
         missing = cache.missing(days)
         if missing:
             announce(f"preparing {len(missing)} days of {cache.files.folder} in {cache.folder} (once)")
             cache.prepare(missing)
-        with FileLock(cache.folder / ".vocabulary.lock"):
-            if not target.is_dir():
-                announce(f"building the vocabulary of {', '.join(options)} from {len(days)} training days (once)")
-                remove_partial(target)
-                with whole_folder(target) as folder:
-                    save_vocabularies(
-                        folder, {field: _fit(cache, field, chosen, days) for field, chosen in options.items()}
-                    )
+        announce(f"building the vocabulary of {', '.join(options)} from {len(days)} training days (once)")
+
+    def write(folder: Path) -> None:
+        save_vocabularies(folder, {name: _fit(cache, name, own, days) for name, own in options.items()})
+
+    make_once(target, write)
     return load_vocabularies(target)
 
 
-def _fit(cache: DayCache, field: str, options: VocabularyOptions, days: Sequence[str]) -> CompactVocabulary:
+def _fit(cache: DayCache, field: str, options: VocabularyOptions, days: Sequence[str]) -> Vocabulary:
     """Read one field of all days, one day at a time. Memory holds its distinct ids."""
-    counter = IdCounter(counting=options.min_count > 1)
+    counter = IdCounter(counting=options.min_count > 1 or options.kind == "growing")
     for name in days:
         for stored, counts in _stored_ids(cache.open(name), field, counter.counting):
             counter.add(stored.astype(np.int64) - stored_offset(field), counts)
-    return CompactVocabulary.fit(counter, min_count=options.min_count, oov_rows=options.oov_rows)
+    return fit_vocabulary(replace(options, kind="compact") if options.kind == "auto" else options, counter, name=field)
 
 
 def _stored_ids(day: PreparedDay, field: str, counting: bool) -> Iterator[tuple[Array, Array | None]]:

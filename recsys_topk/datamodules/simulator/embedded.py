@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from recsys_topk.datamodules.simulator.world import WorldConfig
-from recsys_topk.files import cache_home, remove_partial
+from recsys_topk.files import cache_home, make_once
 
 DEFAULT_WORLD: Final = WorldConfig()
 
@@ -27,20 +27,17 @@ def embedded_root(config: WorldConfig = DEFAULT_WORLD, announce: Callable[[str],
         config: The configuration of the world.
         announce: Called with one line if the world has to be simulated.
     """
-    from filelock import FileLock
-
     facts = json.dumps({"format": _FORMAT, **asdict(config)}, sort_keys=True)
     name = f"{config.users}x{config.items}-{hashlib.blake2b(facts.encode(), digest_size=4).hexdigest()}"
     root = cache_home() / "worlds" / name
-    if not root.is_dir():
+
+    def write(folder: Path) -> None:
         from recsys_topk.datamodules.simulator.simulation import simulate
 
-        root.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(root.parent / f".{name}.lock"):
-            if not root.is_dir():
-                remove_partial(root)
-                if announce is not None:
-                    size = f"{config.days} days of {config.requests} requests"
-                    announce(f"no data.root given: simulating {size} in {root} (once)")
-                simulate(root, config)
+        if announce is not None:
+            size = f"{config.days} days of {config.requests} requests"
+            announce(f"no data.root given: simulating {size} in {root} (once)")
+        simulate(folder, config)
+
+    make_once(root, write)
     return root

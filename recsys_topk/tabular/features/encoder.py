@@ -55,7 +55,7 @@ class FeatureEncoder:
     def __init__(
         self,
         description: Description,
-        states: Mapping[str, Mapping[str, State]],
+        states: Mapping[Any, Mapping[str, State]],
         vocabularies: Mapping[str, Vocabulary],
     ) -> None:
         self.description = description

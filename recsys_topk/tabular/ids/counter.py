@@ -56,6 +56,13 @@ class IdCounter:
         self._merge()
         return self._keys if min_count == 1 else self._keys[self._counts >= min_count]
 
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Return the number of occurrences of each of `keys()`."""
+        if not self.counting:
+            raise ValueError("the occurrences were not counted; use IdCounter(counting=True)")
+        self._merge()
+        return self._counts
+
     def __len__(self) -> int:
         self._merge()
         return self._keys.size

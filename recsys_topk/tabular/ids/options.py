@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-Kind = Literal["auto", "dense", "compact", "hash"]
+Kind = Literal["auto", "dense", "compact", "hash", "growing"]
 VocabularyChoice = str | dict[str, str | dict[str, int | str]]
 """The type of the argument `vocabulary`: one string for all tables, or a mapping from table to string or options."""
 
@@ -18,6 +18,7 @@ _TAKES: Final[Mapping[str, tuple[str, ...]]] = {
     "dense": (),
     "compact": ("min_count", "oov_rows"),
     "hash": ("rows", "seed"),
+    "growing": ("min_count", "evict_after"),
 }
 
 
@@ -26,11 +27,13 @@ class VocabularyOptions:
     """The options of the vocabulary of a table.
 
     Attributes:
-        kind: ``"dense"``, ``"compact"``, ``"hash"``, or ``"auto"``: dense up to `AUTO_DENSE_ROWS` rows, compact above.
-        min_count: For ``compact``: ids that occur less often in the training data are treated as unknown.
+        kind: ``"dense"``, ``"compact"``, ``"hash"``, ``"growing"`` (new ids get rows from part to part of a stream), or
+            ``"auto"``: dense up to `AUTO_DENSE_ROWS` rows, compact above.
+        min_count: For ``compact`` and ``growing``: ids that occur less often in training are treated as unknown.
         oov_rows: For ``compact``: number of rows for unknown ids.
         rows: For ``hash``: number of rows of the table.
         seed: For ``hash``: seed of the hash.
+        evict_after: For ``growing``: ids that were not seen in so many parts lose their row; 0 = never.
     """
 
     kind: Kind = "auto"
@@ -38,12 +41,15 @@ class VocabularyOptions:
     oov_rows: int = 1
     rows: int | None = None
     seed: int = 0
+    evict_after: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in _TAKES:
             raise ValueError(f"a vocabulary is one of {', '.join(_TAKES)}, got {self.kind!r}")
         if self.min_count < 1 or self.oov_rows < 1:
             raise ValueError(f"min_count and oov_rows must be at least 1, got {self.min_count} and {self.oov_rows}")
+        if self.evict_after < 0:
+            raise ValueError(f"evict_after must not be negative (0 = never), got {self.evict_after}")
         if self.kind == "hash" and (self.rows is None or self.rows < 2):
             raise ValueError(f"a hash vocabulary needs its number of rows, e.g. hash:rows=1000000; got {self.rows}")
 

@@ -23,7 +23,7 @@ from recsys_topk.tabular.ids.keys import id_keys, mixed
 from recsys_topk.tabular.ids.options import AUTO_DENSE_ROWS, VocabularyOptions
 from recsys_topk.types import Array
 
-_FILE: Final = "vocabularies.json"
+VOCABULARIES: Final = "vocabularies.json"
 _FORMAT: Final = 1
 _LARGE: Final = 100_000
 
@@ -35,7 +35,7 @@ class Vocabulary(ABC):
     the vocabulary gets a row for unknown ids. A missing id gets the padding row.
 
     Attributes:
-        kind: ``"dense"``, ``"compact"`` or ``"hash"``.
+        kind: ``"dense"``, ``"compact"``, ``"hash"`` or ``"growing"``.
         rows: Number of rows of the table, including those for padding and for unknown ids.
         padding: The row of missing ids, which has no embedding.
     """
@@ -70,7 +70,7 @@ class Vocabulary(ABC):
 
     @property
     def keys(self) -> Array | None:
-        """The ids of a compact vocabulary as sorted int64 keys; None for the others."""
+        """The ids of a vocabulary that stores them: sorted int64 keys if it is compact; None if there are none."""
         return None
 
     @cached_property
@@ -80,6 +80,14 @@ class Vocabulary(ABC):
         if self.keys is not None:
             digest.update(np.ascontiguousarray(self.keys, dtype="<i8").data)
         return digest.hexdigest()
+
+    def grow(self, part: Vocabulary) -> Vocabulary:
+        """Return the vocabulary after one more part of a stream, given that of the part. Only growing ones change."""
+        return self
+
+    def new_rows(self, before: Vocabulary) -> npt.NDArray[np.int64]:
+        """Return the rows that hold another id than in an earlier vocabulary of a stream."""
+        return np.empty(0, dtype=np.int64)
 
     def save(self, folder: str | Path) -> None:
         """Save the vocabulary to a separate folder. `Vocabulary.load` reads it."""
@@ -301,9 +309,13 @@ def fit_vocabulary(
     if ids is None:
         raise ValueError(f"the vocabulary of {name} needs the ids of the training data")
     if not isinstance(ids, IdCounter):
-        counter = IdCounter(counting=options.min_count > 1)
+        counter = IdCounter(counting=options.min_count > 1 or options.kind == "growing")
         counter.add(ids)
         ids = counter
+    if options.kind == "growing":
+        from recsys_topk.tabular.ids.growing import GrowingVocabulary
+
+        return GrowingVocabulary.fit(ids, min_count=options.min_count, evict_after=options.evict_after)
     if options.kind == "dense" or (options.kind == "auto" and dense is None and options.min_count == 1):
         made = _dense_of(ids)
         if made is not None and (options.kind == "dense" or made.rows <= AUTO_DENSE_ROWS):
@@ -334,11 +346,13 @@ def save_vocabularies(folder: str | Path, vocabularies: Mapping[str, Vocabulary]
         entry["fingerprint"] = vocabulary.fingerprint
         if vocabulary.keys is not None:
             entry["ids"] = f"{vocabulary.fingerprint[:32]}.npy"
-            content = io.BytesIO()
-            np.save(content, np.ascontiguousarray(vocabulary.keys, dtype="<i8"), allow_pickle=False)
-            write_whole(folder / entry["ids"], content.getvalue())
+            data = io.BytesIO()
+            np.save(data, np.ascontiguousarray(vocabulary.keys, dtype="<i8"), allow_pickle=False)
+            write_whole(folder / entry["ids"], data.getvalue())
         entries[name] = entry
-    write_whole(folder / _FILE, json.dumps({"format": _FORMAT, "tables": entries}, indent=1, sort_keys=True) + "\n")
+    write_whole(
+        folder / VOCABULARIES, json.dumps({"format": _FORMAT, "tables": entries}, indent=1, sort_keys=True) + "\n"
+    )
 
 
 def load_vocabularies(folder: str | Path) -> dict[str, Vocabulary]:
@@ -348,7 +362,7 @@ def load_vocabularies(folder: str | Path) -> dict[str, Vocabulary]:
         FileNotFoundError: The JSON file is missing.
         ValueError: A file is damaged, or a file of ids is missing.
     """
-    path = Path(folder) / _FILE
+    path = Path(folder) / VOCABULARIES
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; it describes how ids become rows")
     try:
@@ -369,11 +383,19 @@ def _rebuilt(entry: Mapping[str, Any], folder: Path) -> Vocabulary:
         made = DenseVocabulary(entry["rows"], entry["offset"], entry["padding"])
     elif kind == "hash":
         made = HashVocabulary(entry["rows"], entry["seed"])
-    elif kind == "compact":
+    elif kind in ("compact", "growing"):
         name = str(entry["ids"])
         if Path(name).name != name:
             raise ValueError(f"ids must be a file beside it, got {name!r}")
-        made = CompactVocabulary(np.load(folder / name, mmap_mode="r", allow_pickle=False), entry["oov_rows"])
+        keys = np.load(folder / name, mmap_mode="r", allow_pickle=False)
+        if kind == "compact":
+            made = CompactVocabulary(keys, entry["oov_rows"])
+        else:
+            from recsys_topk.tabular.ids.growing import GrowingVocabulary
+
+            made = GrowingVocabulary(
+                keys, entry["rows"], **{name: entry[name] for name in ("min_count", "evict_after", "part")}
+            )
     else:
         raise ValueError(f"unknown kind {kind!r}")
     if made.fingerprint != entry.get("fingerprint", made.fingerprint):

@@ -7,9 +7,11 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
@@ -28,6 +30,8 @@ FORMATS: Final = {
 """Format by the suffix of the file name. `.gz`, `.bz2` or `.zst` may follow the suffix."""
 
 BATCH_ROWS: Final = 1 << 16
+PIECE_ROWS: Final = 1 << 20
+"""Number of rows of a piece of a Parquet file, about; at least a row group."""
 _COMPRESSED: Final = ("gz", "bz2", "zst")
 _ENCODING: Final = "save it as UTF-8, e.g. iconv -f LATIN1 -t UTF-8"
 
@@ -73,6 +77,11 @@ class TableReader:
         rows: Number of rows; None = not known without reading them.
         nbytes: Size of the files in bytes; None = not known.
         lists: Columns of text that are split at spaces, and the type of their elements (sequences of RecBole).
+        pieces: Returns the table as `pieces`; None = it is one piece.
+
+    Attributes:
+        first: Number of rows of the table before this piece of it.
+        opens: Number of rows of the table before the file of this piece.
     """
 
     def __init__(
@@ -84,10 +93,10 @@ class TableReader:
         rows: int | None = None,
         lists: Mapping[str, pa.DataType] | None = None,
         nbytes: int | None = None,
+        pieces: Callable[[], Iterable[TableReader]] | None = None,
     ) -> None:
-        self.name = name
-        self.parquet: list[str] | None = None
-        self.rows = rows
+        self.name, self.rows, self.first, self.opens = name, rows, 0, 0
+        self._pieces = pieces
         self.nbytes = nbytes
         self._scan, self._identity, self._lists = scan, identity, dict(lists or {})
         self.schema = pa.schema([
@@ -136,6 +145,24 @@ class TableReader:
         if not found:
             return pa.schema([field for field in self.schema if columns is None or field.name in columns]).empty_table()
         return pa.Table.from_batches(found)
+
+    def pieces(self) -> list[TableReader]:
+        """Return consecutive parts of the table that can be read on their own: row groups of Parquet files."""
+        return [self] if self._pieces is None else list(self._pieces())
+
+    def changed(self, schema: pa.Schema, scan: Callable[[TableReader, list[str]], Iterable[pa.RecordBatch]],
+                identity: Callable[[], Any] | None = None, rows: int | None = None) -> TableReader:  # fmt: skip
+        """Return a table that is made from this one. `scan` takes this table, or a piece of it, and the columns."""
+
+        def pieces() -> Iterator[TableReader]:
+            for piece in self.pieces():
+                made = TableReader(self.name, schema, partial(scan, piece), list)
+                made.first = piece.first
+                yield made
+
+        return TableReader(
+            self.name, schema, partial(scan, self), identity or self._identity, rows, nbytes=self.nbytes, pieces=pieces
+        )
 
     def fingerprint(self) -> str:
         """Return a hash of the sizes and times of the files, or of the values of a data frame."""
@@ -211,17 +238,13 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
             )
         dataset = pads.dataset(places, format=chosen, filesystem=None if local else files)
         rows = dataset.count_rows() if kind in ("parquet", "feather") else None
-        if rows == 0 or (rows is None and dataset.head(1).num_rows == 0):
+        fragments = [*dataset.get_fragments()]
+        first = (batch.num_rows for batch in _scan(fragments, dataset.schema, dataset.schema.names[:1]))
+        if not (any(first) if rows is None else rows):
             raise ValueError(f"{name} has no rows")
         for field in dataset.schema if kind == "csv" else ():
             if pa.types.is_binary(field.type):
                 raise ValueError(f"{name} cannot be read: column {field.name!r} is not UTF-8; {_ENCODING}")
-
-    def scan(columns: list[str]) -> Iterable[pa.RecordBatch]:
-        read: Iterable[pa.RecordBatch] = dataset.to_batches(
-            columns=columns, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1
-        )
-        return read
 
     def identity() -> Any:
         facts = [files.info(place) for place in places]
@@ -231,11 +254,32 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
         return [list(row) for row in zip(places, sizes, when, strict=True)]
 
     nbytes = sum(int(files.size(place)) for place in places)
-    made = TableReader(name, dataset.schema, scan, identity, rows, lists, nbytes)
-    made.parquet = (
-        [place if local else files.unstrip_protocol(place) for place in places] if kind == "parquet" else None
-    )
-    return made
+
+    def pieces() -> Iterator[TableReader]:
+        first = 0
+        for file in fragments:
+            sizes = np.array([group.num_rows for group in file.row_groups], dtype=np.int64)
+            starts = np.cumsum(sizes) - sizes
+            for own in np.split(np.arange(sizes.size), np.flatnonzero(np.diff(starts // PIECE_ROWS)) + 1):
+                if sizes[own].sum():
+                    part = file.subset(row_group_ids=own.tolist())
+                    piece = TableReader(file.path, dataset.schema, partial(_scan, [part], dataset.schema), list)
+                    piece.opens, piece.first = first, first + int(starts[own[0]])
+                    yield piece
+            first += int(sizes.sum())
+
+    return TableReader(
+        name, dataset.schema, partial(_scan, fragments, dataset.schema), identity, rows, lists, nbytes,
+        pieces if kind == "parquet" else None,
+    )  # fmt: skip
+
+
+def _scan(files: Iterable[Any], schema: pa.Schema, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    for file in files:
+        with _readable(file.path, schema.names):
+            yield from file.to_batches(
+                columns=columns, schema=schema, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1
+            )
 
 
 def _open_frame(frame: Any) -> TableReader:
@@ -291,15 +335,17 @@ def _open_dataset(data: Any) -> TableReader:
 
 
 @contextmanager
-def _readable(name: str) -> Iterator[None]:
-    """Replace Arrow's errors by a one-line ValueError that names the table and explains what to do."""
+def _readable(name: str, columns: Sequence[str] = ()) -> Iterator[None]:
+    """Replace Arrow's errors by a one-line ValueError that names the file, line and column, and what to do."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         text = re.sub(
             r"^Error creating dataset\..*? input source '.*?': (Invalid: )?", "", " ".join(str(error).split())
         )
-        advice = ""
+        named = {str(place): repr(column) for place, column in enumerate(columns)}
+        text = re.sub(r"In CSV column #(\d+): ", lambda found: f"column {named.get(found[1], found[1])}, ", text)
+        text, advice = re.sub(r"Row #(\d+)", r"line \1", text), ""
         if "conversion error" in text or "JSON parse error" in text or "tried to convert" in text:
             advice = "; a column mixes types: make it one type, or name it, e.g. types={'user_id': 'string'}"
         elif "utf-8" in text or "UTF8" in text:

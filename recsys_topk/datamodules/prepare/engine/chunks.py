@@ -1,20 +1,19 @@
-"""Cut a sorted stream of rows into chunks of whole groups (users or requests)."""
+"""Chunks of whole groups (users or requests): cut from a sorted stream of rows, and what is made of them as files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from recsys_topk.tabular.tables.columns import one_chunk
-from recsys_topk.types import Array
-
-_BUCKETS: Final = 1 << 14
 
 
-def whole_groups(batches: Iterable[Any], group: Sequence[str], rows: int) -> Iterator[Any]:
+def whole_groups(batches: Iterable[Any], group: str, rows: int) -> Iterator[Any]:
     """Yield tables of at least one group and, if a group is not larger, at most `rows` rows.
 
     The cuts depend on the rows alone, not on the sizes of the batches, so that the prepared files are the same with any
@@ -22,12 +21,12 @@ def whole_groups(batches: Iterable[Any], group: Sequence[str], rows: int) -> Ite
 
     Args:
         batches: Record batches whose rows are sorted by the group.
-        group: The columns that identify the group.
+        group: The column that identifies the group.
         rows: Maximum number of rows of a chunk with more than one group.
 
     Example:
         >>> batches = pa.table({"user": [1, 1, 1, 2, 3, 3]}).to_batches(max_chunksize=4)
-        >>> [chunk.column("user").to_pylist() for chunk in whole_groups(batches, ["user"], 2)]
+        >>> [chunk.column("user").to_pylist() for chunk in whole_groups(batches, "user", 2)]
         [[1, 1, 1], [2], [3, 3]]
     """
     waiting: list[Any] = []
@@ -36,26 +35,17 @@ def whole_groups(batches: Iterable[Any], group: Sequence[str], rows: int) -> Ite
         waiting.append(batch)
         size += batch.num_rows
         if size > rows:
-            table = pa.Table.from_batches(waiting)
-            *ready, left = _cut(table, _starts(table, group), rows)
+            *ready, left = _cut(pa.Table.from_batches(waiting), group, rows)
             yield from ready
             waiting, size = left.to_batches(), left.num_rows
     if size:
-        table = pa.Table.from_batches(waiting)
-        yield from _cut(table, _starts(table, group), rows)
+        yield from _cut(pa.Table.from_batches(waiting), group, rows)
 
 
-def _starts(table: Any, group: Sequence[str]) -> Array:
-    changed = np.zeros(table.num_rows - 1, dtype=bool)
-    for name in group:
-        values = np.asarray(one_chunk(table.column(name)))
-        changed |= values[1:] != values[:-1]
-    return np.append(0, np.flatnonzero(changed) + 1)
-
-
-def _cut(table: Any, starts: Array, rows: int) -> Iterator[Any]:
+def _cut(table: Any, group: str, rows: int) -> Iterator[Any]:
     """Yield chunks. The last one may continue in rows that are not in the table."""
-    ends = np.r_[starts[1:], table.num_rows]
+    values = np.asarray(one_chunk(table.column(group)))
+    ends = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, values.size)
     at = 0
     while at < table.num_rows:
         fits = ends[(ends > at) & (ends <= at + rows)]
@@ -64,28 +54,57 @@ def _cut(table: Any, starts: Array, rows: int) -> Iterator[Any]:
         at = end
 
 
-def value_at(place: int, low: int, high: int, count: Callable[[int, int, int], Iterable[tuple[int, int]]]) -> int:
-    """Return the integer at a place of a sorted column that an engine counts in buckets. It is exact.
+@dataclass(frozen=True)
+class ChunkWriter:
+    """Makes chunks from a sorted stream of rows, as the content of files for `read_chunk`.
 
-    Args:
-        place: The place, from 0.
-        low: The smallest value.
-        high: The largest value.
-        count: Takes low, width and high; returns (value - low) // width and its count, for values from low to high.
-
-    Example:
-        >>> values = [3, 3, 5, 90_000]
-        >>> def count(low, width, high):
-        ...     buckets = [(value - low) // width for value in values if low <= value <= high]
-        ...     return {bucket: buckets.count(bucket) for bucket in buckets}.items()
-        >>> [value_at(place, 3, 90_000, count) for place in range(4)]
-        [3, 3, 5, 90000]
+    Attributes:
+        make: Takes a pyarrow table; returns named arrays, which may differ in length.
+        kinds: The name and the type of each column; None = the type of the database.
+        group: The column that identifies a group; it ascends.
+        rows: See `whole_groups`.
     """
-    while low < high:
-        width = (high - low) // _BUCKETS + 1
-        bucket, number = np.array(sorted(count(low, width, high)), dtype=np.int64).T
-        at = int(np.searchsorted(np.cumsum(number), place, side="right"))
-        place -= int(number[:at].sum())
-        low += int(bucket[at]) * width
-        high = min(low + width - 1, high)
-    return int(low)
+
+    make: Callable[[Any], Mapping[str, Any]]
+    kinds: Mapping[str, Any]
+    group: str
+    rows: int
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the chunks: an Arrow stream of one row of lists, with the last group."""
+        typed = (converted(batch, self.kinds) for batch in batches if batch.num_rows)
+        for table in whole_groups(typed, self.group, self.rows):
+            made = {}
+            for name, column in self.make(table).items():
+                values = one_chunk(column) if isinstance(column, pa.ChunkedArray) else pa.array(column)
+                made[name] = pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), values)
+            row, file = pa.record_batch(made), pa.BufferOutputStream()
+            last = str(table.column(self.group)[-1].as_py())
+            with pa.ipc.new_stream(file, row.schema.with_metadata({"last": last})) as stream:
+                stream.write_batch(row)
+            yield file.getvalue()
+
+
+def read_chunk(path: Path) -> tuple[dict[str, Any], int]:
+    """Memory-map what `ChunkWriter` made: pyarrow arrays by name, and the last group."""
+    table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+    columns = {name: table.column(name).chunk(0).flatten() for name in table.column_names}
+    return columns, int(table.schema.metadata[b"last"])
+
+
+def converted(batch: Any, kinds: Mapping[str, Any], source: str = "the database") -> Any:
+    """Return a batch with other names and types; None = the type it has.
+
+    Raises:
+        ValueError: A column has another type, and cannot be converted.
+    """
+    columns = {}
+    for (name, kind), column in zip(kinds.items(), batch.columns, strict=True):
+        try:
+            made = pa.nulls(len(column)) if kind == pa.null() and column.null_count == len(column) else column
+            columns[name] = made if kind is None or made.type == kind else made.cast(kind, safe=False)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise ValueError(
+                f"column {name.removeprefix('.')!r} is {column.type} in {source} and {kind} before; make it one type"
+            ) from None
+    return pa.record_batch(columns)

@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
-import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
-from recsys_topk.datamodules.prepare.engine.chunks import value_at, whole_groups
-from recsys_topk.datamodules.prepare.engine.duck import NAME, EngineTable, Made, cleaned, converted
+from recsys_topk.datamodules.prepare.engine.base import Engine, EngineTable, cleaned
+from recsys_topk.datamodules.prepare.engine.chunks import ChunkWriter, converted
 from recsys_topk.datamodules.prepare.progress import Progress
-from recsys_topk.tabular.tables.columns import one_chunk
-
-if TYPE_CHECKING:
-    from typing import Self
+from recsys_topk.files import write_whole
+from recsys_topk.tabular.tables.columns import is_list, is_text
 
 _READ: Final = "read"
+_PIECE_ROWS: Final = 1 << 36
+"""More than the rows of a piece: rows are numbered by piece if the sizes of the pieces are not known."""
 
 
-class SparkEngine:
-    """Rows of Parquet tables in Spark. Its methods are those of `DuckEngine`, and so is the result.
+class SparkEngine(Engine):
+    """Rows of tables in Spark. The pieces of a table are read in parallel; they are row groups of Parquet files.
 
-    The rows are cleaned, and requests made from sorted rows, by the same numpy code in `mapInArrow`.
+    The rows are read and cleaned, and requests made from sorted rows, by the same code as with `DuckEngine`.
 
     Args:
-        folder: The folder to prepare. Files of an interrupted process are removed.
-        progress: Receives the progress.
+        folder: See `Engine`.
+        progress: See `Engine`.
         options: ``master``, ``conf`` (options of the session) and ``work`` (a folder that all executors see; None = in
             `folder`). None = the running session, or a local one.
     """
+
+    name: ClassVar[str] = "spark"
+    whole_division: ClassVar[str] = "DIV"
 
     def __init__(self, folder: Path, progress: Progress, options: Mapping[str, Any] | None = None) -> None:
         try:
@@ -48,162 +52,98 @@ class SparkEngine:
         for name, value in given.get("conf", {}).items():
             builder = builder.config(name, value)
         self._spark = builder.getOrCreate()
-        self.work, self.progress = folder / NAME, progress
-        for left in folder.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
-        self.work.mkdir()
-        self._rows = f"{given.get('work', self.work.resolve().as_uri())}/rows"
-        self.left_out: Counter[str] = Counter()
-        self.seen = 0
-        self.schema: Any = None
+        super().__init__(folder, progress)
+        self._rows = f"{given.get('work', self.work.resolve().as_uri())}/{folder.name.strip('.')}"
 
-    def __enter__(self) -> Self:
-        return self
+    def _close(self, ended: bool) -> None:
+        """See `Engine`. The session is kept."""
+        if ended:
+            path = self._spark._jvm.org.apache.hadoop.fs.Path(self._rows)
+            path.getFileSystem(self._spark._jsc.hadoopConfiguration()).delete(path, True)
 
-    def __exit__(self, kind: object, *error: object) -> None:
-        """Remove the work folder if there was no error. The session is kept."""
-        if kind is None:
-            shutil.rmtree(self.work)
+    def _ask(self, query: str) -> Any:
+        return self._spark.sql(query).toArrow()
 
-    def read(self, tables: Sequence[EngineTable]) -> int:
-        """Read all tables once. Return the number of rows kept."""
-        from pyspark.sql.functions import monotonically_increasing_id
+    def _add(self, name: str, table: Any) -> None:
+        table = table.read_all() if isinstance(table, pa.RecordBatchReader) else table
+        self._spark.createDataFrame(table).createOrReplaceTempView(name)
 
-        before = 0
+    def _fill(self, tables: Sequence[EngineTable], total: int | None) -> None:
+        """See `Engine`."""
+        done = self.work / "facts.json"
+        if not done.is_file():
+            counts = self._read(tables)
+            write_whole(done, json.dumps(counts))
+        self.left_out.update(json.loads(done.read_text(encoding="utf-8")))
+        self.seen = self.left_out.pop(_READ, 0)
+        self.progress("read", self.seen, total)
+        self._spark.read.parquet(self._rows).createOrReplaceTempView("logged")
+
+    def _read(self, tables: Sequence[EngineTable]) -> Counter[str]:
+        from pyspark import cloudpickle
+        from pyspark.accumulators import AddingAccumulatorParam
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        pieces, before = [], 0
         for number, table in enumerate(tables):
-            paths, columns = table.reader.parquet, list(dict.fromkeys(table.columns))
-            if paths is None:
-                raise ValueError(f"engine='spark' reads Parquet files; {table.reader.name} is not one")
-            if self.schema is None:
-                self.schema = next(table.clean(batch, 0, 0)[0].schema for batch in table.reader.batches(columns))
-            counts = self._spark.sparkContext.accumulator(Counter(), _counts())
-            frame = self._spark.read.parquet(*paths).select(*columns, monotonically_increasing_id().alias("__place"))
-            clean = _Cleaning(table.clean, table.reader.name, before, self.schema, counts)
-            named = pa.schema([field.with_name(self._column(field.name)) for field in self.schema])
-            made = frame.mapInArrow(clean, _spark_schema(named))
-            with _one_line():
-                made.write.mode("append" if number else "overwrite").parquet(self._rows)
-            rows = counts.value.pop(_READ, 0)
-            self.left_out.update(counts.value)
-            self.seen += rows
-            before += 1 << 50  # rows are numbered by partition
-            self.progress("read", rows, None)
-        return int(self._frame().count())
+            own = table.reader.pieces()
+            for place, piece in enumerate(own):
+                start = place * _PIECE_ROWS if table.reader.rows is None else piece.first
+                pieces.append((number, start, before, cloudpickle.dumps(piece)))
+            before += len(own) * _PIECE_ROWS if table.reader.rows is None else table.reader.rows
+        context = self._spark.sparkContext
+        counts: Any = context.accumulator(Counter(), AddingAccumulatorParam(Counter()))
+        kinds = dict(zip(self.schema.names, self.schema.types, strict=True))
+        stored = {self._column(name): _stored(kind) for name, kind in kinds.items()}
+        plain = [(list(table.columns), table.clean) for table in tables]
 
-    def _frame(self) -> Any:
-        return self._spark.read.parquet(self._rows)
+        def read(batches: Iterator[Any]) -> Iterator[Any]:
+            for row in (row for batch in batches for row in batch.to_pylist()):
+                piece, start = pickle.loads(row["piece"]), row["start"]  # written by the driver
+                columns, clean = plain[row["number"]]
+                for batch in piece.batches(columns):
+                    rows, left_out = cleaned(clean, piece, batch, start, row["before"])
+                    start += batch.num_rows
+                    counts.add(Counter({_READ: batch.num_rows, **left_out}))
+                    yield converted(converted(rows, kinds, piece.name), stored)
 
-    def _column(self, name: str) -> str:
-        """Return the name of a column in Spark, where case and dots do not matter."""
-        return f"c{self.schema.names.index(name)}"
-
-    def span(self, column: str) -> tuple[int, int]:
-        """Return the smallest and the largest value of a column of integers."""
-        low, high = self._frame().selectExpr(f"min({self._column(column)})", f"max({self._column(column)})").first()
-        return int(low), int(high)
-
-    def distinct(self, column: str) -> Any:
-        """Return the distinct values of a column as a pyarrow array, in no particular order."""
-        return one_chunk(self._frame().select(self._column(column)).distinct().toArrow().column(0))
-
-    def quantiles(self, column: str, shares: Sequence[float], first_of: str | None = None) -> list[int]:
-        """See `DuckEngine.quantiles`."""
-        value, frame = self._column(column), self._frame()
-        if first_of is not None:
-            frame = frame.where(f"{self._column('__split')} < 0").groupBy(self._column(first_of)).agg({value: "min"})
-            value = f"`min({value})`"
-        frame = frame.selectExpr(f"{value} AS value").cache()
-        number, low, high = frame.selectExpr("count(*)", "min(value)", "max(value)").first()
-
-        def count(low: int, width: int, high: int) -> list[tuple[int, int]]:
-            buckets = frame.where(f"value BETWEEN {low} AND {high}").selectExpr(
-                f"(value - {low}) DIV {width} AS bucket"
-            )
-            return [(row[0], row[1]) for row in buckets.groupBy("bucket").count().collect()]
-
-        return [value_at(min(int(share * number), number - 1), low, high, count) for share in shares]
-
-    def chunks(
-        self,
-        ids: Mapping[str, Any],
-        order: Sequence[str],
-        group: Sequence[str],
-        rows: int,
-        make: Callable[[Any], Made],
-    ) -> Iterator[Made]:
-        """See `DuckEngine.chunks`. `make` runs on the executors."""
-        frame, names = self._frame(), self.schema.names
-        for name, numbered in ids.items():
-            known = self._spark.createDataFrame(numbered.rename_columns(["id", "number"]))
-            frame = frame.join(known, frame[self._column(name)] == known["id"]).drop(self._column(name), "id")
-            frame = frame.withColumnRenamed("number", self._column(name))
-        frame = frame.select(*map(self._column, names)).repartitionByRange(*map(self._column, group))
-        frame = frame.sortWithinPartitions(*map(self._column, order))
-        made = frame.mapInArrow(_Making(make, names, list(group), rows), "chunk binary")
+        rows = context.parallelize(pieces, len(pieces)).toDF("number int, start long, before long, piece binary")
         with _one_line():
-            for row in made.toLocalIterator():
-                yield pickle.loads(row[0])  # written by the line above
+            made = rows.mapInArrow(read, from_arrow_schema(pa.schema(stored)))
+            made.write.mode("overwrite").parquet(self._rows)
+        return Counter(counts.value)
+
+    def _chunks(self, query: str, order: Sequence[str], write: ChunkWriter) -> Iterator[Any]:
+        def make(batches: Iterator[Any]) -> Iterator[Any]:
+            for chunk in write(batches):
+                yield pa.record_batch({"chunk": pa.array([chunk.to_pybytes()], pa.binary())})
+
+        with _one_line():
+            rows = self._spark.sql(query).repartitionByRange(order[0]).sortWithinPartitions(*order)
+            yield from (row[0] for row in rows.mapInArrow(make, "chunk binary").toLocalIterator())
 
 
-class _Cleaning:
-    """Cleans the batches of a partition."""
-
-    def __init__(self, clean: Any, name: str, before: int, schema: Any, counts: Any) -> None:
-        self.clean, self.name, self.before, self.counts = clean, name, before, counts
-        self.schema = schema.serialize().to_pybytes()
-
-    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
-        for batch in batches:
-            if batch.num_rows:
-                start = batch.column("__place")[0].as_py()
-                rows, left_out = cleaned(self.clean, self.name, batch, start, self.before)
-                self.counts.add(Counter({_READ: batch.num_rows, **left_out}))
-                rows = converted(rows, schema, self.name)
-                yield rows.rename_columns([f"c{number}" for number in range(rows.num_columns)])
+def _stored(kind: Any) -> Any:
+    """Return the Arrow type in which Spark stores a type: integers for times, which it changes, lists for vectors."""
+    if is_list(kind):
+        return pa.list_(_stored(kind.value_type))
+    if is_text(kind):
+        return pa.string()
+    if pa.types.is_temporal(kind) and kind.bit_width == 32:
+        return pa.int32()
+    if pa.types.is_temporal(kind) or pa.types.is_unsigned_integer(kind) or pa.types.is_null(kind):
+        return pa.int64()
+    return pa.float32() if pa.types.is_float16(kind) else kind
 
 
-class _Making:
-    """Makes the chunks of a partition, as bytes."""
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Raise the last line of an error of a Python worker, or the first line of another one, as a ValueError."""
+    from pyspark.errors import PySparkException
 
-    def __init__(self, make: Any, names: list[str], group: list[str], rows: int) -> None:
-        self.make, self.names, self.group, self.rows = make, names, group, rows
-
-    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        named = (batch.rename_columns(self.names) for batch in batches if batch.num_rows)
-        for table in whole_groups(named, self.group, self.rows):
-            yield pa.record_batch({"chunk": pa.array([pickle.dumps(self.make(table))], pa.binary())})
-
-
-def _counts() -> Any:
-    from pyspark.accumulators import AccumulatorParam
-
-    class Counts(AccumulatorParam):  # type: ignore[misc]
-        def zero(self, value: Any) -> Any:
-            return Counter()
-
-        def addInPlace(self, value: Any, other: Any) -> Any:  # noqa: N802
-            value.update(other)
-            return value
-
-    return Counts()
-
-
-def _spark_schema(schema: Any) -> Any:
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
-
-
-class _one_line:  # noqa: N801
-    """Raise the last line of an error of a Python worker as a ValueError."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from pyspark.errors import PySparkException
-
-        if isinstance(error, PySparkException):
-            lines = [line for line in str(error).splitlines() if line.startswith("ValueError: ")]
-            if lines:
-                raise ValueError(lines[-1].removeprefix("ValueError: ")) from error
+    try:
+        yield
+    except PySparkException as error:
+        lines = str(error).splitlines()
+        told = [line.removeprefix("ValueError: ") for line in lines if line.startswith("ValueError: ")]
+        raise ValueError(told[-1] if told else f"Spark: {lines[0]}") from error
