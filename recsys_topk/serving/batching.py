@@ -98,8 +98,10 @@ class Batcher(Generic[Q, A]):
             answers: Sequence[A | BaseException]
             try:
                 answers = await asyncio.get_running_loop().run_in_executor(self._pool, self._answer, questions)
-            except Exception as error:
-                answers = [error] * len(batch)
+            except Exception as error:  # unlike an exception that is returned, not the fault of a question
+                fault = RuntimeError(f"the call failed: {type(error).__name__}: {error}")
+                fault.__cause__ = error
+                answers = [fault] * len(batch)
             for one, answer in zip(batch, answers, strict=True):
                 if one.answer.done():
                     continue

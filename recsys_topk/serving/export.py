@@ -23,8 +23,9 @@ from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.files import whole_folder
 from recsys_topk.metrics import JointRecall
+from recsys_topk.serving.funnel import ModelFaultError
 from recsys_topk.serving.manifest import Manifest, Model, StageEntry, write_manifest
-from recsys_topk.serving.recommend import ENCODER
+from recsys_topk.serving.recommend import ENCODER, CascadeRecommender
 from recsys_topk.serving.twin import ExportedModel, ItemVectors, ListScores, PlainEmbedding, RequestVectors
 from recsys_topk.tabular.export_tables import ITEMS, USERS
 from recsys_topk.tabular.schema import Schema
@@ -34,6 +35,7 @@ TOLERANCE = 1e-5
 
 _ONE_FILE_BYTES = 1 << 30  # protobuf files are limited to 2 GiB
 _CHECKED_REQUESTS = 256
+_NO_EXPORT = "; no export was written: export an earlier checkpoint, or train again with a smaller --lr"
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def export_cascade(
     stages = {name: stage for name, stage in model.cascade.stages.items() if isinstance(stage, Stage)}
     batches = list(_requests(data))
     scales = {name: scale.item() for name, scale in model.cascade.scales.items()}
-    with whole_folder(out) as folder:
+    with whole_folder(out) as folder, _finite():
         entries = []
         for config, stage in zip(model.cascade.configs, stages.values(), strict=True):
             log_line(f"exporting stage {config.name} ({config.kind})")
@@ -114,7 +116,18 @@ def export_cascade(
             **(facts or {}),
         }
         manifest = write_manifest(folder, model.schema, tuple(entries), model.k, known)
+        log_line("trying one request")
+        CascadeRecommender.from_export(folder).try_out()
     return ExportReport(manifest, agreement, recalls)
+
+
+@contextmanager
+def _finite() -> Iterator[None]:
+    """Convert a fault of an exported model to an error of the checkpoint."""
+    try:
+        yield
+    except ModelFaultError as error:
+        raise ValueError(f"{error}{_NO_EXPORT}") from error
 
 
 def halve_tables(models: Mapping[str, ExportedModel]) -> None:
@@ -183,6 +196,9 @@ def write_model(model: ExportedModel, path: Path) -> torch.export.ExportedProgra
         torch.zeros(shape, dtype=getattr(torch, one.dtype)) for shape, one in zip(shapes, model.inputs, strict=True)
     )
     with _quiet(), torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if not bool(tensor.isfinite().all()):
+                raise ValueError(f"the weights {name!r} for {path.parent.name}/{path.name} are not finite{_NO_EXPORT}")
         program = torch.export.export(model.eval(), example, dynamic_shapes=(free,), strict=False)
         weights = sum(tensor.numel() * tensor.element_size() for tensor in program.state_dict.values())
         made = torch.onnx.export(
@@ -240,7 +256,8 @@ def compare(
             wanted = add_previous({name: stage(batch) for name, stage in stages.items()}, scales or {})
         found = add_previous({name: torch.from_numpy(score(name, batch)) for name in stages}, scales or {})
         for name, one, other in zip(stages, wanted, found, strict=True):
-            worst[name] = max(worst[name], float((one - other)[batch.mask].abs().max()))
+            difference = (one - other)[batch.mask].abs().nan_to_num(torch.inf, torch.inf)
+            worst[name] = max(worst[name], float(difference.max()))
             largest[name] = max(largest[name], float(one[batch.mask].abs().max()))
         same = same and _same_sets(wanted, found, batch.mask, quotas)
     differences = {name: worst[name] / max(largest[name], 1e-30) for name in stages}
@@ -308,14 +325,11 @@ def _same_sets(wanted: Sequence[Tensor], found: Sequence[Tensor], mask: Tensor, 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress the exporter's messages about optional packages and internals."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(level)

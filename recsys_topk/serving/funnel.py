@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from recsys_topk.serving.manifest import Manifest, Model, StageEntry
+from recsys_topk.serving.manifest import Manifest, ManifestError, Model, StageEntry
 from recsys_topk.serving.requests import EncodedRequests
 from recsys_topk.tabular.export_tables import ItemTable
 from recsys_topk.types import Array
@@ -18,6 +19,12 @@ Search = Callable[[EncodedRequests, int], tuple[Array, Array]]
 
 CHUNK = 4096
 """Number of items that are scored at once when the whole catalogue is scored."""
+
+
+class ModelFaultError(RuntimeError):
+    """A model of an export failed, or gave values that are not finite. The request is not to blame."""
+
+    exit_status = 1
 
 
 class Session:
@@ -30,12 +37,23 @@ class Session:
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
         self.model = model
-        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the exceptions of onnxruntime have no common base class
+            raise ManifestError(f"{str(path)!r} cannot be loaded ({first_line(error)}); export again") from error
 
     def run(self, given: Mapping[str, Array]) -> Array:
-        """Return the output for arrays by input name. Arrays are converted to the data types of the inputs."""
+        """Return the output for arrays by input name. Arrays are converted to the data types of the inputs.
+
+        Raises a `ModelFaultError` if the model fails or gives values that are not finite.
+        """
         inputs = {one.name: np.ascontiguousarray(given[one.name], dtype=one.dtype) for one in self.model.inputs}
-        found: Array = self._session.run([self.model.output], inputs)[0]
+        try:
+            found: Array = self._session.run([self.model.output], inputs)[0]
+        except Exception as error:
+            raise ModelFaultError(f"{self.model.file} failed: {first_line(error)}") from error
+        if not np.isfinite(found).all():
+            raise ModelFaultError(f"{self.model.file} gives values that are not finite (NaN or infinite)")
         return found
 
 
@@ -47,6 +65,8 @@ class Passage:
     rows: Array  # (N,) rows of the candidates in the catalogue, best first
     scores: Array  # (N,) scores of the candidates, descending. Equal scores keep the order of the input
     quota: int  # number of items that the stage passes on: the first `quota` candidates
+    among: Array | None = None  # in the first stage, the rows that it chose from; None = the catalogue
+    excluded: Array | None = None  # in the first stage, the rows of these that it must not choose
 
     @property
     def kept(self) -> Array:
@@ -101,11 +121,13 @@ class Funnel:
         *,
         candidates: Sequence[Array] | None = None,
         excluded: Sequence[Array] | None = None,
+        among: Array | None = None,
     ) -> list[list[Passage]]:
         """Return the results of each stage, for each request.
 
         `search` finds the best items of the first stage; None = exact search in chunks. `candidates` are, per request,
-        the rows of the items that may be recommended (None = all), `excluded` those that must not be.
+        the rows of the items that may be recommended (None = all), `excluded` those that must not be. `among` are the
+        rows that `search` is limited to, if it is.
         """
         number = len(requests)
         excluded = [np.empty(0, dtype=np.int64)] * number if excluded is None else excluded
@@ -114,8 +136,16 @@ class Funnel:
             passages = [self._stage(self.first, requests, rows)]
         else:
             passages = [self._retrieve(requests, search or self.exact, excluded)]
+            candidates = [among] * number if among is not None else None
+        passages[0] = [
+            replace(one, among=None if candidates is None else candidates[place], excluded=excluded[place])
+            for place, one in enumerate(passages[0])
+        ]
         for stage in self.stages[1:]:
             passages.append(self._stage(stage, requests, [one.kept for one in passages[-1]], passages[-1]))
+        for one in itertools.chain.from_iterable(passages):
+            if not np.isfinite(one.scores).all():
+                raise ModelFaultError(f"stage {one.stage!r} gives scores that are not finite (NaN or infinite)")
         return [list(one) for one in zip(*passages, strict=True)]
 
     def exact(self, requests: EncodedRequests, number: int) -> tuple[Array, Array]:
@@ -164,6 +194,11 @@ class Funnel:
         return found
 
 
+def first_line(error: Exception) -> str:
+    """Return the type and the first line of an error."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+
+
 def best_of_chunks(chunks: Iterable[tuple[Array, Array]], requests: int, number: int) -> tuple[Array, Array]:
     """Return rows and scores of the `number` best items, (B, number), from chunks of rows (n,) and scores (B, n).
 
@@ -177,6 +212,19 @@ def best_of_chunks(chunks: Iterable[tuple[Array, Array]], requests: int, number:
         best = np.argsort(-scores, axis=1, kind="stable")[:, :number]
         rows, scores = np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1)
     return rows, scores
+
+
+def search_exactly(
+    queries: Array, vectors: Array, number: int, block: int = 1 << 16, names: Array | None = None
+) -> tuple[Array, Array]:
+    """Return rows and scores of the `number` vectors with the largest dot products, (B, number), best first.
+
+    Queries are (B, D), vectors (C, D), `names` the row numbers of the vectors, ascending (None = 0 to C - 1). Among
+    equal scores, the first row comes first. Memory: O(B (block + number)).
+    """
+    names = np.arange(len(vectors)) if names is None else names
+    chunks = ((names[at : at + block], queries @ vectors[at : at + block].T) for at in range(0, len(vectors), block))
+    return best_of_chunks(chunks, len(queries), number)
 
 
 def _best(scores: Array, number: int) -> Array:

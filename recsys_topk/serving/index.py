@@ -12,7 +12,8 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 
 from recsys_topk.files import whole_folder, write_whole
-from recsys_topk.serving.funnel import CHUNK, StageRunner
+from recsys_topk.serving.filters import Filter
+from recsys_topk.serving.funnel import CHUNK, StageRunner, first_line, search_exactly
 from recsys_topk.serving.manifest import Manifest, ManifestError, read_manifest, sha256
 from recsys_topk.tabular.export_tables import ITEMS, ItemTable, Names
 from recsys_topk.types import Array
@@ -24,6 +25,8 @@ FACTS: Final = "index.json"
 _FORMAT: Final = 1
 _QUERIES: Final = 256
 _FLAT_ITEMS: Final = 200_000
+_FEW_ITEMS: Final = 20_000
+"""Filters that fewer items pass are searched exactly by every index."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,13 @@ def build_index(
     items = ItemTable.read(Path(export) / ITEMS)
     started = time.perf_counter()
     vectors = encode_catalogue(stage, items, progress)
-    kind = kind or ("flat" if len(vectors) <= _FLAT_ITEMS else "hnsw")
+    kind = kind or default_kind(len(vectors))
     faiss.omp_set_num_threads(threads)
     index = _filled(kind, vectors, seed)
     effort = _set_effort(index, kind, effort)
     seconds = time.perf_counter() - started
-    queries = _queries(vectors, seed)
-    recall = _recall(index, vectors, queries, min(manifest.stages[0].quota, len(vectors)))
+    queries, number = sample_queries(vectors, seed), min(manifest.stages[0].quota, len(vectors))
+    recall = recall_of(_search(index, queries, number)[0], _search(_filled("flat", vectors, seed), queries, number)[0])
     with whole_folder(out) as folder:
         faiss.write_index(index, str(folder / FILE))
         facts = IndexFacts(
@@ -123,12 +126,35 @@ class CatalogueIndex:
         if sha256(Path(folder) / FILE) != self.facts.sha256:
             raise ManifestError(f"{str(Path(folder) / FILE)!r} does not match its SHA-256; build the index again")
         faiss.omp_set_num_threads(threads)
-        self._index = faiss.read_index(str(Path(folder) / FILE))
+        library: Any = faiss  # its types lack some functions
+        try:
+            self._index = library.read_index(str(Path(folder) / FILE))
+        except Exception as error:
+            raise ManifestError(f"{str(Path(folder) / FILE)!r} cannot be loaded ({first_line(error)})") from error
         _set_effort(self._index, self.facts.kind, self.facts.effort)
+        if self.facts.kind == "ivf":
+            self._index.make_direct_map()  # to reconstruct vectors
 
-    def search(self, vectors: Array, number: int) -> tuple[Array, Array]:
-        """Return rows and scores of the best items, (B, number), best first; row -1 where fewer items were found."""
-        return _search(self._index, vectors, number)
+    def search(self, vectors: Array, number: int, where: Filter | None = None) -> tuple[Array, Array]:
+        """Return rows and scores of the best items, (B, number), best first; row -1 where fewer items were found.
+
+        With a filter, only its items are found: exactly if the index is flat or if few items pass, otherwise with the
+        effort of the index.
+        """
+        if where is None:
+            return _search(self._index, vectors, number)
+        if self.facts.kind != "flat" and len(where.rows) <= _FEW_ITEMS:
+            return search_exactly(vectors, self._index.reconstruct_batch(where.rows), number, names=where.rows)
+        passing = np.zeros(self.facts.items, dtype=np.bool_)
+        passing[where.rows] = True
+        import faiss
+
+        library: Any = faiss
+        options: dict[str, Any] = {"sel": library.IDSelectorBitmap(np.packbits(passing, bitorder="little"))}
+        kinds: dict[IndexKind, Any] = {"hnsw": library.SearchParametersHNSW, "ivf": library.SearchParametersIVF}
+        if self.facts.kind != "flat":
+            options["nprobe" if self.facts.kind == "ivf" else "efSearch"] = self.facts.effort
+        return _search(self._index, vectors, number, kinds.get(self.facts.kind, library.SearchParameters)(**options))
 
 
 def read_facts(folder: str | Path) -> IndexFacts:
@@ -217,7 +243,12 @@ def _set_effort(index: Any, kind: IndexKind, effort: int | None) -> int:
     return 0
 
 
-def _queries(vectors: Array, seed: int) -> Array:
+def default_kind(items: int) -> IndexKind:
+    """Return the kind of an index of so many items: exact if they are few."""
+    return "flat" if items <= _FLAT_ITEMS else "hnsw"
+
+
+def sample_queries(vectors: Array, seed: int) -> Array:
     """Return item vectors with noise as queries. Requests are not available here, and item vectors find themselves."""
     generator = np.random.default_rng(seed)
     chosen = vectors[generator.integers(0, len(vectors), min(_QUERIES, len(vectors)))]
@@ -225,16 +256,11 @@ def _queries(vectors: Array, seed: int) -> Array:
     return np.asarray(chosen + noise, dtype=np.float32)
 
 
-def _recall(index: Any, vectors: Array, queries: Array, number: int) -> float:
-    import faiss
-
-    exact = faiss.IndexFlatIP(vectors.shape[1])
-    exact.add(vectors)
-    wanted, found = (_search(one, queries, number)[0] for one in (exact, index))
-    hits = sum(len(np.intersect1d(one, other)) for one, other in zip(wanted, found, strict=True))
-    return hits / wanted.size
+def recall_of(found: Array, wanted: Array) -> float:
+    """Return the share of the wanted rows, (B, n), that were found."""
+    return sum(len(np.intersect1d(one, other)) for one, other in zip(wanted, found, strict=True)) / wanted.size
 
 
-def _search(index: Any, vectors: Array, number: int) -> tuple[Array, Array]:
-    scores, rows = index.search(np.ascontiguousarray(vectors, dtype=np.float32), number)
+def _search(index: Any, vectors: Array, number: int, options: Any = None) -> tuple[Array, Array]:
+    scores, rows = index.search(np.ascontiguousarray(vectors, dtype=np.float32), number, params=options)
     return rows, scores

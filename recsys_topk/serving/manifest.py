@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -15,9 +16,12 @@ from recsys_topk.tabular.schema import Part, Schema
 FORMATS: Final = (1, 2)
 """Format 2: a stage adds the scores of the stage before it, which format 1 does not know."""
 FILE: Final = "manifest.json"
+SEAL: Final = "manifest.sha256"
+"""The SHA-256 of the manifest, in the format of `sha256sum -c`. Version 0.2 did not write it."""
 STAGE_FILE: Final = "stage.json"
 _BLOCK: Final = 1 << 20
 
+log = logging.getLogger(__name__)
 
 # The fields of a batch with the ids and the values of each part.
 FIELDS: dict[Part, tuple[str, str]] = {
@@ -131,25 +135,27 @@ class Manifest:
 def write_manifest(
     folder: Path, schema: Schema, stages: tuple[StageEntry, ...], k: int, facts: Mapping[str, Any]
 ) -> Manifest:
-    """Write `stage.json` to the folder of each stage, and the manifest. All other files must be complete."""
+    """Write `stage.json` of each stage, the manifest and its seal. All other files must be complete."""
     version = FORMATS[1] if any(stage.previous_scale for stage in stages) else FORMATS[0]
     for stage in stages:
         write_whole(folder / stage.name / STAGE_FILE, _text({"format": version, "k": k, **asdict(stage)}))
     files = {
         path.relative_to(folder).as_posix(): {"sha256": sha256(path), "bytes": path.stat().st_size}
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path != folder / FILE
+        if path.is_file() and path not in (folder / FILE, folder / SEAL)
     }
     manifest = Manifest(schema, stages, k, dict(facts), files)
-    plain = {"format": version, **asdict(manifest), "schema": schema.to_dict()}
+    plain = {"format": version, "seal": SEAL, **asdict(manifest), "schema": schema.to_dict()}
     write_whole(folder / FILE, _text(plain))
+    write_whole(folder / SEAL, f"{sha256(folder / FILE)}  {FILE}\n")
     return manifest
 
 
 def read_manifest(folder: str | Path, verify: bool = True) -> Manifest:
-    """Return the manifest of an export. With `verify`, every file is compared with its SHA-256.
+    """Return the manifest of an export. With `verify`, it and every file are compared with their SHA-256.
 
-    Raises a `ManifestError` if the manifest cannot be read, names a file outside the folder, or a file differs.
+    Raises a `ManifestError` if the manifest cannot be read, names a file outside the folder, or a file differs, is
+    missing or is not listed. A manifest of version 0.2 has no seal: that is logged as a warning.
     """
     folder = Path(folder)
     path = folder / FILE
@@ -159,6 +165,7 @@ def read_manifest(folder: str | Path, verify: bool = True) -> Manifest:
         plain = json.loads(path.read_text(encoding="utf-8"))
         if plain["format"] not in FORMATS:
             raise ManifestError(f"{path} has format {plain['format']!r}; this version reads formats 1 and 2")
+        sealed = "seal" in plain
         manifest = Manifest(
             schema=Schema.from_dict(plain["schema"]),
             stages=tuple(StageEntry.from_plain(stage) for stage in plain["stages"]),
@@ -172,6 +179,7 @@ def read_manifest(folder: str | Path, verify: bool = True) -> Manifest:
         raise ManifestError(f"{path} cannot be read ({type(error).__name__}: {error}); export again") from error
     _check_names(path, manifest)
     if verify:
+        _check_seal(folder, sealed)
         _verify(folder, manifest)
     return manifest
 
@@ -183,6 +191,21 @@ def sha256(path: Path) -> str:
         while block := file.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _check_seal(folder: Path, sealed: bool) -> None:
+    """Compare the manifest with its seal."""
+    seal = folder / SEAL
+    if not seal.is_file():
+        if sealed:
+            raise ManifestError(f"{str(seal)!r} is missing: copy the whole folder again, or export again")
+        log.warning("%s has no %s (it was written by version 0.2): changes of the manifest itself go unnoticed; "
+                    "export again to protect it", folder, SEAL)  # fmt: skip
+    elif seal.read_text(encoding="utf-8", errors="replace").split()[:1] != [sha256(folder / FILE)]:
+        raise ManifestError(
+            f"{str(folder / FILE)!r} does not match its SHA-256 in {SEAL}: it was changed; export again, or copy the "
+            f"whole folder again"
+        )
 
 
 def _check_names(path: Path, manifest: Manifest) -> None:
@@ -214,9 +237,17 @@ def _problems(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield name, "is missing"
         elif path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
             yield name, "does not match the manifest"
+    listed = {folder / name for name in (*manifest.files, FILE, SEAL)}
+    for path in sorted(folder.rglob("*")):
+        if path not in listed and not path.is_dir():
+            yield path.relative_to(folder).as_posix(), "is not listed in the manifest"
     for stage in manifest.stages:
-        own = json.loads((folder / stage.name / STAGE_FILE).read_text(encoding="utf-8"))
-        if StageEntry.from_plain(own) != stage:
+        try:
+            own = json.loads((folder / stage.name / STAGE_FILE).read_text(encoding="utf-8"))
+            same = StageEntry.from_plain(own) == stage and own["k"] == manifest.k
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            same = False
+        if not same:
             yield f"{stage.name}/{STAGE_FILE}", "describes a different stage than the manifest"
 
 

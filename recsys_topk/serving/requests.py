@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class EncodedRequests:
             history_values=users.history_values[rows],
             seen=tuple(users.seen_of(row) for row in rows.tolist()),
         )
-        return made._with_a_view(schema)
+        return made._widened(1, schema)
 
     @classmethod
     def of_rows(
@@ -55,7 +55,7 @@ class EncodedRequests:
         Items are looked up in the catalogue. At most `views` are kept, the newest ones.
         """
         user, context = (encoder.encode(part, rows, partial=True) for part in ("user", "context"))
-        histories = [_views(row, number) for number, row in enumerate(rows)]
+        histories = [views_of(row, number) for number, row in enumerate(rows)]
         found = [items.index.rows([view["item"] for view in history]) for history in histories]
         newest = [
             [(int(row), view) for row, view in zip(numbers, history, strict=True) if row >= 0][-views:]
@@ -73,20 +73,39 @@ class EncodedRequests:
             history_values=_padded(values, length, longest, np.zeros(values.shape[1], dtype=np.float32)),
             seen=tuple(numbers[numbers >= 0] for numbers in found),
         )
-        return made._with_a_view(schema)
+        return made._widened(1, schema)
 
-    def _with_a_view(self, schema: Schema) -> EncodedRequests:
-        """Return the requests with a history of length 1 or more, which the models require."""
-        if self.history.shape[1]:
+    def completed(self, stored: EncodedRequests, features: Array, histories: Array, schema: Schema) -> EncodedRequests:
+        """Return the requests with the stored features, or the stored histories, where a mask, (B,), is True.
+
+        The items that a user has seen are those of both.
+        """
+        views = max(self.history.shape[1], stored.history.shape[1])
+        own, other = self._widened(views, schema).inputs(), stored._widened(views, schema).inputs()
+        masks = {name: features if name.startswith("request") else histories for name in own}
+        chosen = {
+            name: np.where(masks[name].reshape(-1, *[1] * (values.ndim - 1)), other[name], values)
+            for name, values in own.items()
+        }
+        seen = tuple(np.union1d(one, more) for one, more in zip(self.seen, stored.seen, strict=True))
+        return EncodedRequests(**chosen, seen=seen)
+
+    def _widened(self, views: int, schema: Schema) -> EncodedRequests:
+        """Return the requests with padding up to histories of length `views`. The models require at least 1."""
+        missing = views - self.history.shape[1]
+        if missing <= 0:
             return self
-        number = len(self.request)
-        history = np.broadcast_to(_padding(schema), (number, 1, len(_padding(schema))))
+        padding = np.broadcast_to(_padding(schema), (len(self), missing, len(_padding(schema))))
         width = max((column.stop for column in schema.value_columns("history").values()), default=0)
-        values = np.zeros((number, 1, width), dtype=np.float32)
-        return EncodedRequests(self.request, self.request_values, history, self.history_length, values, self.seen)
+        values = np.zeros((len(self), missing, width), dtype=np.float32)
+        if missing < views:
+            padding = np.concatenate([self.history, padding], axis=1)
+            values = np.concatenate([self.history_values, values], axis=1)
+        return replace(self, history=padding, history_values=values)
 
 
-def _views(row: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
+def views_of(row: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
+    """Return the views of a raw request, each with ``"item"``. The number of the request is for error messages."""
     given = row.get("history")
     if given is None:
         return []

@@ -14,7 +14,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"the file of users {str(path)!r} does not exist")
+        raise FileNotFoundError(f"the file {str(path)!r} does not exist")
     kind = path.suffix.lower()
     if kind in (".jsonl", ".ndjson", ".json"):
         return _json_lines(path)
@@ -41,6 +41,17 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         if isinstance(row.get("history"), str):
             row["history"] = row["history"].split()
     return rows
+
+
+def read_titles(path: str | Path) -> dict[str, str]:
+    """Return the titles of items by their names, from a file with a column ``item_id`` and a column ``title``."""
+    rows = read_rows(path)
+    have = dict.fromkeys(name for row in rows for name in row)
+    item = next((name for name in ("item_id", "item", "itemId", "id") if name in have), None)
+    title = next((name for name in ("title", "name") if name in have), None)
+    if item is None or title is None:
+        raise ValueError(f"{str(path)!r} must have columns item_id and title, it has: {', '.join(have)}")
+    return {str(row[item]): str(row[title]) for row in rows if row.get(title) is not None}
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:

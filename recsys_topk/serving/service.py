@@ -6,27 +6,31 @@ import asyncio
 import contextlib
 import itertools
 import json
-import logging
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
 
 from recsys_topk import __version__
 from recsys_topk.serving.batching import Batcher, OverloadedError
+from recsys_topk.serving.connections import ConnectionLimits
 from recsys_topk.serving.current import CurrentExport
-from recsys_topk.serving.limits import BodyLimits, Measured
+from recsys_topk.serving.feedback import add_feedback, open_logs
+from recsys_topk.serving.funnel import Passage
+from recsys_topk.serving.funnel_log import is_sampled, served
+from recsys_topk.serving.limits import ACCESS_LOGS, BodyLimits, Measured
 from recsys_topk.serving.recommend import CascadeRecommender, UnknownUserError
-
-log = logging.getLogger(__name__)
+from recsys_topk.serving.rows import read_titles
+from recsys_topk.serving.telemetry import Telemetry
 
 Name = Annotated[int, Field(strict=True)] | Annotated[str, Field(max_length=256)]
 LONGEST_LIST = 10_000
@@ -39,8 +43,8 @@ PAGE_HEADERS = {
 }
 
 
-def _limit(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+def _limit(default: Any, text: str, choices: Sequence[str] | None = None) -> Any:
+    return field(default=default, metadata={"help": text, "choices": choices})
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,24 @@ class ServiceOptions:
     batch: int = _limit(32, "requests that are answered by one call of the models")
     batch_wait: float = _limit(0.0, "seconds that a request waits for others while no call is running")
     queue: int = _limit(1024, "requests that may wait; more are refused (503)")
-    workers: int = _limit(1, "calls that may run at once")
+    calls: int = _limit(1, "calls that may run at once, in each worker")
     threads: int = _limit(1, "threads of one call of a model")
     watch: float = _limit(2.0, "seconds between two looks for a newer export; 0 = never")
+    connections: int = _limit(800, "open connections of each worker; more are refused (503)")
+    header_seconds: float = _limit(10.0, "seconds in which the head of a request must arrive (else 408)")
+    header_bytes: int = _limit(1 << 15, "largest head of a request, in bytes (else 431)")
+    titles: str = _limit("", "file with columns item_id and title, which the page shows (Parquet, CSV, JSON lines)")
+    access_log: str = _limit("off", "one line per request on standard output, as text or JSON", ACCESS_LOGS)
+    log: str = _limit("", "folder of the funnel log, and with -feedback after its name of the feedback; empty = no log")
+    log_share: float = _limit(0.05, "share of the requests to log")
+    log_dropped: int = _limit(20, "items per list to log that the first stage dropped, drawn at random")
+    log_queue: int = _limit(4096, "lists, and events, that may wait to be logged; more are dropped and counted")
+    log_seconds: float = _limit(60.0, "seconds after which a file of the log is written")
+    log_bytes: int = _limit(64 << 20, "size in memory at which a file of the log is written")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.log_share <= 1:
+            raise ValueError(f"log_share must be between 0 and 1, got {self.log_share}")
 
 
 class Ask(BaseModel):
@@ -72,6 +91,9 @@ class Ask(BaseModel):
     allowed: list[Name] | None = Field(None, max_length=LONGEST_LIST, description="Recommend only these items")
     blocked: list[Name] = Field(
         default_factory=list, max_length=LONGEST_LIST, description="Never recommend these items"
+    )
+    where: dict[str, list[Name]] | None = Field(
+        None, max_length=16, description="Recommend only items with one of the values of each of these features"
     )
 
     @property
@@ -92,7 +114,9 @@ class Answer(BaseModel):
     """Recommendations, one list per user, in the order of the request."""
 
     export: str
+    request: str
     recommendations: list[list[Scored]]
+    warnings: list[str] = Field([], description="Names of the request that the export does not know")
 
 
 class AskFunnel(BaseModel):
@@ -105,36 +129,6 @@ class AskFunnel(BaseModel):
     item: Name | None = None
 
 
-class Telemetry:
-    """The metrics of a service, in a separate registry."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "recsys_topk_requests_total", "Requests by path and status", ["path", "status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "recsys_topk_request_seconds",
-            "Response time",
-            ["path"],
-            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
-            registry=self.registry,
-        )
-        self.batch = Histogram(
-            "recsys_topk_batch_requests", "Requests per call", buckets=(1, 2, 4, 8, 16, 32, 64), registry=self.registry
-        )
-        self.waiting = Gauge("recsys_topk_waiting_requests", "Waiting requests", registry=self.registry)
-        self.loads = Counter(
-            "recsys_topk_export_loads_total", "Exports loaded, by outcome", ["outcome"], registry=self.registry
-        )
-        self.export = Gauge("recsys_topk_export_info", "The export in use", ["export"], registry=self.registry)
-
-    def observe(self, path: str, status: int, seconds: float) -> None:
-        """Count a request."""
-        self.requests.labels(path, str(status)).inc()
-        self.seconds.labels(path).observe(seconds)
-
-
 def make_app(export: str | Path, index: str | Path | None = None, options: ServiceOptions | None = None) -> FastAPI:
     """Return the service as an ASGI application. The export is opened immediately, so errors show before it listens.
 
@@ -142,55 +136,76 @@ def make_app(export: str | Path, index: str | Path | None = None, options: Servi
     exact.
     """
     chosen = options or ServiceOptions()
+    titles = read_titles(chosen.titles) if chosen.titles else {}
     telemetry = Telemetry()
-    current = CurrentExport(
-        export, index, chosen.threads, lambda good: telemetry.loads.labels("loaded" if good else "failed").inc()
-    )
-    batcher: Batcher[tuple[Ask, CascadeRecommender], bytes] | None = None
+
+    def loaded(success: bool) -> None:
+        telemetry.loads.labels("loaded" if success else "failed").inc()
+        telemetry.use(current.recommender.identity, not success)
+
+    current = CurrentExport(export, index, chosen.threads, loaded)
+    batcher: Batcher[Question, Answered] | None = None
+    funnels, events = open_logs(chosen, current, telemetry.rows) if chosen.log else (None, None)
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         nonlocal batcher
         batcher = Batcher(
             answer_together,
             most=chosen.batch,
             wait=chosen.batch_wait,
             queue=chosen.queue,
-            workers=chosen.workers,
+            workers=chosen.calls,
             observe=telemetry.batch.observe,
         )
         batcher.start()
-        watcher = asyncio.create_task(_watch(current, chosen.watch)) if chosen.watch else None
+        app.state.logs = logs = [one for one in (funnels, events) if one is not None]
+        for one in logs:
+            one.start()
+        telemetry.use(current.recommender.identity)
+        watcher = asyncio.create_task(current.watch(chosen.watch)) if chosen.watch else None
         app.state.ready = True
-        yield
+        limits = ConnectionLimits(
+            chosen.connections,
+            chosen.header_seconds,
+            chosen.header_bytes,
+            lambda limit: telemetry.cut.labels(limit).inc(),
+        )
+        yield {ConnectionLimits.STATE: limits}
         app.state.ready = False
         if watcher is not None:
             watcher.cancel()
         await batcher.stop()
+        for one in logs:
+            await asyncio.to_thread(one.stop)
 
     app = FastAPI(title="recsys_topk", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.current = current
     app.state.ready = False
     app.add_middleware(BodyLimits, most=chosen.body_bytes, seconds=chosen.timeout)
-
-    app.add_middleware(Measured, observe=telemetry.observe)
+    app.add_middleware(Measured, observe=telemetry.observe, access=chosen.access_log)
     app.add_exception_handler(RequestValidationError, _validation_error)
 
     @app.post("/recommend", responses=_ERRORS, response_model=Answer)
-    async def recommend(ask: Ask) -> Response:
+    async def recommend(ask: Ask, request: Request) -> Response:
         """Recommend items to users."""
-        recommender = current.recommender
+        recommender, name = current.recommender, request.state.request_id
         _check(ask, recommender, chosen.users)
         assert batcher is not None
         with _http_errors("rows" if ask.rows is not None else "users", chosen.timeout):
-            answer = await asyncio.wait_for(batcher.ask((ask, recommender)), chosen.timeout)
-        return Response(answer, media_type="application/json")
+            answer = await asyncio.wait_for(batcher.ask((ask, recommender, name)), chosen.timeout)
+        if funnels is not None and is_sampled(name, chosen.log_share):
+            funnels.add(served(name, ask.who, answer.passages, recommender.check_number(ask.number), recommender))
+        return Response(answer.content, media_type="application/json")
+
+    if events is not None:
+        add_feedback(app, current, events)
 
     @app.post("/funnel", responses=_ERRORS)
     async def funnel(ask: AskFunnel) -> dict[str, Any]:
         """Return the items that each stage scores, keeps and drops for a user."""
         with _http_errors("item", chosen.timeout):
-            stages = asyncio.to_thread(show_funnel, current.recommender, ask)
+            stages = asyncio.to_thread(show_funnel, current.recommender, ask, titles)
             return await asyncio.wait_for(stages, chosen.timeout)
 
     @app.get("/users")
@@ -210,15 +225,14 @@ def make_app(export: str | Path, index: str | Path | None = None, options: Servi
             raise HTTPException(503, "starting or stopping")
         manifest = current.recommender.manifest
         stages = [{"name": stage.name, "quota": stage.quota} for stage in manifest.stages]
-        return {"export": manifest.identity, "items": len(current.recommender.items.names), "stages": stages}
+        found = {"export": manifest.identity, "items": len(current.recommender.items.names), "stages": stages}
+        return {**found, "failed_load": current.failed}
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return metrics in the Prometheus format."""
         telemetry.waiting.set(0 if batcher is None else batcher.waiting)
-        telemetry.export.clear()
-        telemetry.export.labels(current.recommender.manifest.identity).set(1)
-        return Response(generate_latest(telemetry.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(await asyncio.to_thread(telemetry.text), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:
@@ -229,66 +243,84 @@ def make_app(export: str | Path, index: str | Path | None = None, options: Servi
 
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The body is not text in UTF-8"},
     404: {"description": "The export has no such user"},
     408: {"description": "The body did not arrive in time"},
     413: {"description": "The body is too large"},
+    500: {"description": "A model or the service failed; the answer has the id of the request"},
     503: {"description": "Too many waiting requests"},
     504: {"description": "Not answered in time"},
 }
 
 
-def answer_together(asked: Sequence[tuple[Ask, CascadeRecommender]]) -> list[bytes | BaseException]:
+Question = tuple[Ask, CascadeRecommender, str]
+"""A request, the recommender that answers it, and the id of the request."""
+
+
+class Answered(NamedTuple):
+    """The content of a response, and the results of all stages for each of its lists."""
+
+    content: bytes
+    passages: list[list[Passage]]
+
+
+def answer_together(asked: Sequence[Question]) -> list[Answered | BaseException]:
     """Answer several requests. Requests with the same options and the same export share one model call."""
     groups: dict[tuple[Any, ...], list[int]] = {}
-    for place, (ask, recommender) in enumerate(asked):
-        options = (id(recommender), ask.users is None, ask.exclude_seen, str(ask.allowed), str(ask.blocked))
-        groups.setdefault(options, []).append(place)
-    answers: list[bytes | BaseException] = [RuntimeError("not answered")] * len(asked)
+    for place, (ask, recommender, _) in enumerate(asked):
+        limits = (str(ask.allowed), str(ask.blocked), str(ask.where))
+        groups.setdefault((id(recommender), ask.users is None, ask.exclude_seen, *limits), []).append(place)
+    answers: list[Answered | BaseException] = [RuntimeError("not answered")] * len(asked)
     for places in groups.values():
         for place, found in zip(places, _answer_group([asked[place] for place in places]), strict=True):
             answers[place] = found
     return answers
 
 
-def _answer_group(asked: Sequence[tuple[Ask, CascadeRecommender]]) -> list[bytes | BaseException]:
-    first, recommender = asked[0]
+def _answer_group(asked: Sequence[Question]) -> list[Answered | BaseException]:
+    first, recommender, _ = asked[0]
     try:
-        found = recommender.recommend(
-            [user for ask, _ in asked for user in ask.who],
-            recommender.most,
+        found = recommender.passages(
+            [user for ask, *_ in asked for user in ask.who],
             exclude_seen=first.exclude_seen,
             allowed=first.allowed,
             blocked=first.blocked,
+            where=first.where,
         )
-    except ValueError as error:
+    except Exception as error:
         if len(asked) == 1:
             return [error]
-        # One request is invalid: answer each one separately, so that the others succeed.
+        # One request is invalid or fails: answer each one separately, so that the others succeed.
         return [_answer_group([one])[0] for one in asked]
-    answers: list[bytes | BaseException] = []
+    answers: list[Answered | BaseException] = []
     lists = iter(found)
-    for ask, _ in asked:
+    for ask, _, name in asked:
         number = recommender.check_number(ask.number)
-        # This is the format of `Answer`. It contains no client input, so it is not validated again.
-        own = [[vars(one) for one in next(lists)[:number]] for _ in ask.who]
-        answer = {"export": recommender.identity, "recommendations": own}
-        try:
-            answers.append(json.dumps(answer, allow_nan=False).encode())
-        except ValueError:
-            answers.append(ValueError("the scores are not finite; check for very large feature values"))
+        passages = [next(lists) for _ in ask.who]
+        # This is the format of `Answer`. Of the client's input it contains only the id, so it is not validated again.
+        own = [[vars(one) for one in recommender.recommendations(stages, number)] for stages in passages]
+        warnings = recommender.unknown(ask.who, ask.allowed, ask.blocked)
+        answer = {"export": recommender.identity, "request": name, "recommendations": own, "warnings": warnings}
+        answers.append(Answered(json.dumps(answer, allow_nan=False).encode(), passages))
     return answers
 
 
-def show_funnel(recommender: CascadeRecommender, ask: AskFunnel) -> dict[str, Any]:
-    """Return the items that each stage scored, kept and dropped for a user, and the explanation of `ask.item`."""
+def show_funnel(
+    recommender: CascadeRecommender, ask: AskFunnel, titles: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return the items that each stage scored, kept and dropped for a user, and the explanation of `ask.item`.
+
+    The titles of items, by name, are added where there are any.
+    """
+    names = recommender.items.names
     passages = recommender.passages([ask.user], exclude_seen=ask.exclude_seen)[0]
     stages = [
         {
             "stage": one.stage,
             "quota": one.quota,
             "items": [
-                {"item": recommender.items.names[row].item(), "score": float(score), "kept": place < one.quota}
-                for place, (row, score) in enumerate(zip(one.rows, one.scores, strict=True))
+                {"item": name, "title": titles.get(str(name)), "score": float(score), "kept": place < one.quota}
+                for place, (name, score) in enumerate(zip(names[one.rows].tolist(), one.scores, strict=True))
             ],
         }
         for one in passages
@@ -345,16 +377,13 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
         {"loc": [_clean(str(part)) for part in one["loc"]], "msg": _clean(one["msg"]), "type": one["type"]}
         for one in found
     ]
+    kind = request.headers.get("content-type", "")
+    if request.method == "POST" and "json" not in kind:
+        text = f"send the header 'Content-Type: application/json' with a JSON body, got {_clean(kind)!r}"
+        details = [{"loc": ["header", "content-type"], "msg": text, "type": "value_error"}]
     return JSONResponse({"detail": details}, status_code=422)
 
 
 def _clean(text: str) -> str:
     """Return text with characters that cannot be encoded as UTF-8 replaced."""
     return text.encode("utf-8", "replace").decode()
-
-
-async def _watch(current: CurrentExport, seconds: float) -> None:
-    while True:
-        await asyncio.sleep(seconds)
-        if await asyncio.to_thread(current.refresh):
-            log.info("now serving export %s", current.recommender.manifest.identity)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from recsys_topk.serving.manifest import read_manifest, write_manifest
 from recsys_topk.serving.recommend import CascadeRecommender
 from tests.conftest import TINY_WORLD
+from tests.serving.films import write_films
 
+OLD_EXPORT = Path(__file__).parents[1] / "fixtures" / "v0_2" / "export"
 DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
 THREE_STAGES = """
 data: {layout: three-stage, train_negatives: 25}
@@ -71,3 +75,19 @@ def serving_commands(**replaced: str) -> Iterator[list[str]]:
         program, *arguments = shlex.split(line, comments=True)
         assert program == "recsys-topk"
         yield [replaced.get(word, word) for word in arguments]
+
+
+@pytest.fixture(scope="session")
+def sealed_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small export as this version writes it, made without torch from that of version 0.2."""
+    folder = tmp_path_factory.mktemp("sealed") / "export"
+    shutil.copytree(OLD_EXPORT, folder)
+    manifest = read_manifest(folder)
+    write_manifest(folder, manifest.schema, manifest.stages, manifest.k, manifest.facts)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export with random weights, of films with genres and languages."""
+    return write_films(tmp_path_factory.mktemp("films") / "export")

@@ -213,6 +213,43 @@ def test_single_mlp_stage_with_numeric_features_is_exported_and_recommends(tmp_p
         recommender.recommend([1])
 
 
+@pytest.mark.parametrize("spoiled", ["all weights", "one bias", "scores"])
+def test_weights_or_scores_that_are_not_finite_fail_the_export(tmp_path: Path, spoiled: str) -> None:
+    import torch
+
+    from recsys_topk.cascades.module import CascadeModule
+    from recsys_topk.serving.export import export_cascade
+    from tests.datamodules.numeric_only import NumericOnly
+
+    data = NumericOnly()
+    stages = [{"kind": "mlp", "name": "only", "quota": 6}]
+    model = CascadeModule(loss="dftopk", schema=data.schema, stages=stages, k=4)
+    with torch.no_grad():
+        for name, weight in model.cascade.stages["only"].named_parameters():
+            if spoiled == "all weights":
+                weight.fill_(torch.nan)
+            elif spoiled == "scores":
+                weight.fill_(3e38)
+            elif name.endswith("bias"):
+                weight[0] = torch.inf
+    with pytest.raises(ValueError, match=r"not finite.*; no export was written: export an earlier checkpoint"):
+        export_cascade(model, data, tmp_path / "export", programs=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_comparison_with_scores_that_are_not_finite_fails(exported) -> None:
+    folder, schema, stages = exported
+    scores = {entry.name: onnx_scores(folder, entry) for entry in read_manifest(folder).stages}
+
+    def score(name: str, batch):
+        found = scores[name](batch)
+        return found * float("nan") if name == "preranking" else found
+
+    agreement = compare(stages, [4, 3, 2], score, [random_batch(schema)])
+    with pytest.raises(RuntimeError, match="stage 'preranking' differs by inf"):
+        check(agreement)
+
+
 def _requests_without_features(number: int):
     import numpy as np
 

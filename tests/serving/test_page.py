@@ -93,7 +93,17 @@ def test_page_shows_the_funnel_and_works_by_keyboard(
         assert shown == [str(recommender.items.names[row]) for row in passage.rows]
         kept = section.find_elements("css selector", "li.kept")
         assert len(kept) == min(passage.quota, len(passage.rows))
-    press(Keys.TAB, Keys.SPACE)  # the first item of the first stage
+    press(Keys.TAB)  # the first item of the first stage
+    first, second = (one.get_attribute("data-item") for one in sections[0].find_elements("css selector", "li")[:2])
+    for key, wanted in ((Keys.ARROW_DOWN, second), (Keys.ARROW_UP, first), (Keys.ARROW_UP, first)):
+        press(key)
+        assert browser.find_element("css selector", "li.marked").get_attribute("data-item") == wanted
+        assert focused().find_element("xpath", "..").get_attribute("data-item") == wanted
+    kept = recommender.items.names[passages[0].kept].tolist()
+    press(Keys.ARROW_RIGHT)  # the same item in the next stage
+    assert str(focused().find_element("xpath", "..").get_attribute("data-item")) == str(kept[0])
+    assert focused().find_element("xpath", "ancestor::section").get_attribute("aria-label") == "preranking"
+    press(Keys.ARROW_LEFT)
     marked = browser.find_elements("css selector", "li.marked")
     assert {one.get_attribute("data-item") for one in marked} == {
         sections[0].find_element("css selector", "li").get_attribute("data-item")
@@ -116,6 +126,10 @@ def test_page_shows_an_error_for_an_unknown_user(browser: Any, service: Running)
     field.send_keys("nobody", Keys.ENTER)
     WebDriverWait(browser, 30).until(lambda page: "no user" in page.find_element("id", "message").text)
     assert browser.find_element("id", "message").get_attribute("class") == "error"
+    # The funnel of the user before is gone.
+    assert browser.execute_script("return document.querySelectorAll('section').length") == 0
+    assert browser.find_element("id", "picture").get_attribute("hidden")
+    assert browser.find_element("id", "why").text == ""
 
 
 def test_page_loads_no_external_resource_and_logs_no_error(browser: Any, service: Running) -> None:

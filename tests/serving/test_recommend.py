@@ -11,9 +11,10 @@ import torch
 from recsys_topk.cascades.inference import apply_quotas
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.datamodules.batch import CascadeBatch
+from recsys_topk.serving.funnel import search_exactly
 from recsys_topk.serving.index import build_index
 from recsys_topk.serving.manifest import ManifestError
-from recsys_topk.serving.recommend import CascadeRecommender, UnknownUserError, search_exactly
+from recsys_topk.serving.recommend import CascadeRecommender, UnknownUserError
 
 
 def whole_catalogue_batch(
