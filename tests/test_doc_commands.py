@@ -20,7 +20,7 @@ from recsys_topk.runs import TrainingRun
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 TRAINING = ("fit", "validate", "test", "predict")
-TAKE_FIT_OPTIONS = ("demo", "compare", "tune", "stream", "experiment", "sweep", "prepare", "plan")
+TAKE_FIT_OPTIONS = ("demo", "compare", "tune", "stream", "online", "experiment", "sweep", "prepare", "plan")
 OTHER_PROGRAMS = ("make", "pip", "wandb", "torchrun", "python", "ln", ".")
 
 # Commands that are run here, in this process: they are fast and need no files.
@@ -28,8 +28,11 @@ RUN = r"(losses|sweep|dashboard|experiment list|fit --help|fit --help_all|fit --
 # Why a command is only parsed: the first pattern that matches. The reason names tests that run it on a small world.
 REASONS = {
     r".*--trainer\.accelerator gpu": "needs a GPU",
+    r"(init|completion)\b": "run in tests/cli/test_init_completion.py",
     r"doctor": "run in tests/cli/test_doctor.py",
     r".*clicks\.csv|(test|predict) --ckpt_path runs/first": "run in tests/datamodules/test_own_data_page.py",
+    r"(online|rollback|simulate --out log|recommend --export current|quotas .*runs/online)": "run in "
+    "tests/experiments/test_online_page.py",
     r"(quotas|similar)\b": "run in tests/evaluation/test_quotas.py",
     r"(export|index|recommend|serve)\b": "run in tests/serving/conftest.py, on a small world",
     r".*(path/to/|/data/recflow|log\.parquet)": "needs the reader's data",

@@ -53,7 +53,7 @@ assert best.tolist() == [batch.item_id[batch.candidates[0][first[scores[1][0][fi
     )
     assert done.returncode == 0, done.stderr
     assert "runs/first" in done.stdout
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", "test-dftopk-tau2-neg25-s42"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", "test-first"]
     assert json.loads((tmp_path / "runs" / "first" / "run.json").read_text())["epochs"] == 2
 
 
@@ -65,6 +65,27 @@ def test_first_pages_code_runs(page: str) -> None:
     assert float(names["scores"].grad.abs().sum()) > 0.0
     if "retrieval" in names:
         assert all(float(names[stage].grad.abs().sum()) > 0.0 for stage in ("retrieval", "ranking"))
+
+
+@pytest.mark.parametrize(("page", "check"), [("cascades", "check_stage(Linear)"), ("metrics", "check_metric(HitAt)")])
+def test_own_stage_and_own_metric_keep_the_contract(page: str, check: str, warm_python: list[str]) -> None:
+    """The checks are in the code of the pages; a metric that counts masked items fails it."""
+    (block,) = [block for block in python_blocks(f"docs/{page}.md") if check in block]
+    assert len([line for line in block.splitlines() if line and "import" not in line]) <= 15
+    done = run(warm_python, block)
+    assert done.returncode == 0, done.stderr
+    if "HitAt" in check:
+        wrong = run(warm_python, block.replace("self.m, mask, labels) & positive", "self.m) & (labels > 0)"))
+        assert "masked items change the value" in wrong.stderr
+
+
+def test_tutorial_and_own_data_use_different_names_of_runs() -> None:
+    """They once shared a name, and the second page's next command tested the model of the first."""
+    named = [
+        set(re.findall(r"--name (\w+)", (ROOT / f"docs/{page}.md").read_text())) for page in ("tutorial", "own-data")
+    ]
+    assert all(named)
+    assert not named[0] & named[1]
 
 
 def test_troubleshooting_quotes_messages_of_the_package() -> None:

@@ -11,7 +11,17 @@ from typing import Any
 import torch
 
 from recsys_topk.bench.result import BenchResult
-from recsys_topk.bench.subjects import DATA, Batch, baseline, one_pass, subjects, too_big
+from recsys_topk.bench.subjects import (
+    DATA,
+    TARGET_SHAPE,
+    TARGETS,
+    Batch,
+    baseline,
+    one_pass,
+    subjects,
+    takes_weights,
+    too_big,
+)
 from recsys_topk.bench.timing import (
     Shape,
     clock_of,
@@ -72,10 +82,14 @@ def run(args: argparse.Namespace) -> BenchResult:
                 if reason is not None:
                     notes.append(f"skipped: {label} at {shape} ({reason})")
                     continue
+                if batch.items is not None and not (suite == "losses" and takes_weights(known[label])):
+                    continue
                 rows.append(_row(label, shape, one_pass(suite, known[label], shape, batch), batch, seconds, clock))
                 rows[-1]["name"] += "" if data == "binary" else f"-{data}"
                 if not (args.quick or args.model):
                     rows[-1]["memory MB"] = _memory(suite, label, shape, args.device, batch, data)
+        if suite == "losses" and not args.model:
+            _add_targets(rows)
         if not (args.quick or args.model or args.shapes) and args.device == "cpu" and "dftopk" in labels:
             notes.append(_growth(suite, seconds))
     if args.model:
@@ -91,6 +105,14 @@ def _row(label: str, shape: Shape, method: Any, batch: Batch, seconds: float, cl
         with threads(2):
             row["2-thread ms"], _ = interleaved(method, plain, seconds / 3, time.perf_counter_ns)
     return row
+
+
+def _add_targets(rows: list[dict[str, Any]]) -> None:
+    """Add the largest ratio that a loss should have, where there is one."""
+    ratios = {row["name"]: row["ratio"] for row in rows if row["shape"] == TARGET_SHAPE}
+    for row in (row for row in rows if row["shape"] == TARGET_SHAPE):
+        plain = ratios.get(row["name"].removesuffix("-weights")) if row["name"].endswith("-weights") else None
+        row["target"] = TARGETS.get(row["name"]) if plain is None else 1.2 * plain
 
 
 def _memory(suite: str, label: str, shape: Shape, device: str, batch: Batch, data: str) -> float | None:

@@ -21,9 +21,10 @@ from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.stage import Stage
 from recsys_topk.cascades.stages import MLPStage, TwoTower
 from recsys_topk.serving.export import models_of, write_stage
+from recsys_topk.serving.funnel import search_exactly
 from recsys_topk.serving.index import FACTS, CatalogueIndex, build_index, encode_catalogue
 from recsys_topk.serving.manifest import read_manifest, write_manifest
-from recsys_topk.serving.recommend import CascadeRecommender, search_exactly
+from recsys_topk.serving.recommend import CascadeRecommender
 from recsys_topk.tabular.export_tables import ITEMS, USERS, ItemTable, UserTable
 from recsys_topk.tabular.schema import Feature, Schema, Table
 

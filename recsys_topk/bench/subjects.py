@@ -19,9 +19,17 @@ from recsys_topk.losses.topk import TopKLoss, selection_bce
 GIGABYTE = 2**30
 OBJECTIVES = ("-joint", "-quota")
 
-# binary: k positives per list. graded: labels 0 to 4. ties: graded, scores are multiples of 1/8. bf16: graded, with
-# bfloat16 scores.
-DATA = ("binary", "graded", "ties", "bf16")
+# binary: k positives per list. graded: labels 0 to 4. k: graded, with a cut-off of k. ties: graded, scores are
+# multiples of 1/8. bf16: graded, with bfloat16 scores. weights and graded-weights: with item weights.
+DATA = ("binary", "graded", "k", "ties", "bf16", "weights", "graded-weights")
+
+TARGET_SHAPE = "1024x200x10"
+# Ratios to plain binary cross-entropy at this shape on one thread. With item weights: 1.2 times the ratio without.
+TARGETS = {
+    "lambdaloss-graded": 40, "lambdarank-graded": 30, "ranknet-graded": 20, "approx_ndcg": 10, "approx_ndcg-graded": 60,
+    "approx_ndcg-k": 60, "listmle": 6, "sinkhorn": 10, "softsort": 30, "diffsort": 200, "perturbed": 200,
+    "neuralsort": 250, "arf-graded": 1000, "neural_ndcg-graded": 3000,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,6 @@ FORMS = {
         Subject("diffsort-odd-even", "diffsort", {"network": "odd_even"}),
     ],
     "losses": [
-        Subject("approx_ndcg-k", "approx_ndcg"),
         Subject("diffsort-odd-even", "diffsort", {"network": "odd_even"}),
         Subject("dftopk-masked", "dftopk"),
         Subject("dftopk-joint", "dftopk"),
@@ -67,6 +74,8 @@ class Batch:
         mask: Boolean (B, N).
         ks: (B,).
         plain: Scores of the baseline, float32.
+        k: Cut-off of losses that can do without one.
+        items: Weights of the items, (B, N).
         model: Computes the scores in every pass; None: they are given.
     """
 
@@ -75,6 +84,8 @@ class Batch:
     mask: Tensor
     ks: Tensor
     plain: Tensor
+    k: int | None = None
+    items: Tensor | None = None
     model: SmallTwoTower | None = None
 
     @classmethod
@@ -88,14 +99,16 @@ class Batch:
         mask[:, :2] = True
         ks = torch.randint(1, shape.k + 1, (shape.lists,), generator=generator)
         plain = scores.clone().to(device).requires_grad_()
-        if data != "binary":
+        if data not in ("binary", "weights"):
             labels = torch.randint(0, 5, scores.shape, generator=generator).float()
         if data == "ties":
             scores = (8.0 * scores).round() / 8.0
         elif data == "bf16":
             scores = scores.bfloat16()
         tower = SmallTwoTower(shape, device).to(device) if model else None
-        return cls(scores.to(device).requires_grad_(), labels.to(device), mask.to(device), ks.to(device), plain, tower)
+        items = torch.exp(torch.randn(scores.shape, generator=generator)).to(device) if "weights" in data else None
+        labels, mask, ks, k = labels.to(device), mask.to(device), ks.to(device), shape.k if data == "k" else None
+        return cls(scores.to(device).requires_grad_(), labels, mask, ks, plain, k, items, tower)
 
 
 class SmallTwoTower(nn.Module):
@@ -125,6 +138,11 @@ class SmallTwoTower(nn.Module):
         return torch.cat([self.tables[table](ids[..., column]) for column, table in enumerate(tables)], -1)
 
 
+def takes_weights(subject: Subject) -> bool:
+    """Return whether a loss is timed with item weights."""
+    return subject.label == subject.name and losses.registry.resolve(subject.name).takes_item_weights
+
+
 def one_pass(suite: str, subject: Subject, shape: Shape, batch: Batch) -> Pass:
     """Return one forward and backward pass of a subject.
 
@@ -134,8 +152,7 @@ def one_pass(suite: str, subject: Subject, shape: Shape, batch: Batch) -> Pass:
         operator = operators.get(subject.name, **subject.arguments)
         return _backward(batch, lambda scores: selection_bce(operator(scores, shape.k), batch.labels).mean())
     cls = losses.registry.resolve(subject.name)
-    needs_k = cls.requires_k or subject.label.endswith("-k")
-    loss = losses.get(subject.name, **({"k": shape.k} if needs_k else {}), **subject.arguments)
+    loss = losses.get(subject.name, k=shape.k if cls.requires_k else batch.k, **subject.arguments)
     if subject.label.endswith(OBJECTIVES):
         quota = subject.label.endswith("-quota")
         objective, quotas = (QuotaObjective if quota else JointObjective)(loss, 2), (shape.k, shape.k)
@@ -145,7 +162,7 @@ def one_pass(suite: str, subject: Subject, shape: Shape, batch: Batch) -> Pass:
         return _backward(batch, lambda scores: objective([scores, second], batch.labels, **known).total)
     if subject.label.endswith("-masked"):
         return _backward(batch, lambda scores: loss(scores, batch.labels, batch.mask, k=batch.ks))
-    return _backward(batch, lambda scores: loss(scores, batch.labels))
+    return _backward(batch, lambda scores: loss(scores, batch.labels, item_weights=batch.items))
 
 
 def baseline(batch: Batch, label: str = "") -> Pass:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -9,9 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
-from rich.progress import ProgressColumn, Task
-from rich.text import Text
+from lightning.pytorch.callbacks import ProgressBar
 from torch import Tensor
 
 from recsys_topk.callbacks.objective_calls import ObjectiveCalls
@@ -35,6 +36,9 @@ class Pace(ObjectiveCalls):
         self.requests_per_second: float | None = None
         self.train_recall: float | None = None
         self.train_length = self.val_length = 0
+        self.seconds_left: float | None = None  # until the end of training
+        self._recalls: list[float] = []  # the monitored metric at each validation
+        self._began: tuple[float, int] | None = None  # time and step at the start of this process
         self._requests, self._since, self._measured = 0, 0.0, 0.0
 
     def should_record(self, trainer: pl.Trainer) -> bool:
@@ -45,7 +49,12 @@ class Pace(ObjectiveCalls):
         """Start a new measurement, which excludes the time between epochs."""
         self._requests, self._since = 0, time.monotonic()
 
-    on_validation_end = on_train_epoch_start
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Store the monitored metric, and start a new measurement of the rate."""
+        value = trainer.callback_metrics.get(f"val/{pl_module.monitor}")
+        if trainer.state.fn == "fit" and value is not None:
+            self._recalls.append(float(value))
+        self.on_train_epoch_start()
 
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, _: Any, batch: Any, *__: Any
@@ -58,6 +67,13 @@ class Pace(ObjectiveCalls):
     ) -> None:
         """Measure, and log at the steps at which the trainer logs."""
         self._requests += batch.size * trainer.world_size
+        now, step = time.monotonic(), trainer.global_step
+        if self._began is None:  # the first step is slower than others
+            self._began = (now, step)
+        elif step > self._began[1]:
+            each = (now - self._began[0]) / (step - self._began[1])
+            left = each * (trainer.estimated_stepping_batches - step)
+            self.seconds_left = left if math.isfinite(left) else None
         self.requests_per_second = self._requests / max(time.monotonic() - self._since, 1e-9)
         if trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:
             pl_module.log(RATE, self.requests_per_second, batch_size=batch.size)
@@ -81,6 +97,8 @@ class Pace(ObjectiveCalls):
                 metric = name.removeprefix("val/")
                 metric = "recall" if metric.startswith("joint_recall@") else metric
                 shown[f"val {metric} ({self.val_length})"] = f"{float(value):.3f}"
+                if name == f"val/{trainer.lightning_module.monitor}" and self._recalls[1:]:
+                    shown[f"val {metric} ({self.val_length})"] += f" {sparkline(self._recalls)}"
         if self.train_recall is not None:
             shown[f"train recall ({self.train_length})"] = f"{self.train_recall:.3f}"
         if self.requests_per_second is not None:
@@ -106,8 +124,8 @@ def progress_line(
 ) -> str:
     """Return progress as one line of at most `width` characters.
 
-    Values, the most important first, are omitted if they do not fit. The bar takes the remaining 5 to 40 characters. A
-    `total` of infinity is unknown.
+    Values, the most important first, are omitted if they do not fit; the time that is left is always shown. The bar
+    takes the remaining 5 to 40 characters. A `total` of infinity is unknown.
 
     Example:
         >>> progress_line(50, "epoch 1/3", 4, 8, {"loss": "0.912", "val recall (200)": "0.301"})
@@ -117,73 +135,41 @@ def progress_line(
     """
     known = 0 < total < float("inf")
     counts = f"{done}/{int(total)}" if known else str(done)
-    texts = [f"{key} {value}" for key, value in values.items()]
-    if seconds_left is not None:
-        texts.append(f"{timedelta(seconds=int(seconds_left))} left")
+    left = "".join(f"  {text}" for text in _texts({"": seconds_left}))
     tail = f" {counts}"
-    for text in texts:
-        if len(name) + 1 + BAR[0] + len(tail) + 2 + len(text) > width:
+    for text in _texts(values):
+        if len(name) + 1 + BAR[0] + len(tail) + 2 + len(text) + len(left) > width:
             break
         tail += f"  {text}"
+    tail += left
     length = min(BAR[1], max(0, width - len(name) - 1 - len(tail)))
     halves = round(2 * length * done / total) if known else 0
     bar = "━" * (halves // 2) + "╸" * (halves % 2)
     return f"{name} {bar.ljust(length)}{tail}"[:width]
 
 
-class LineColumn(ProgressColumn):
-    """A column of Rich that shows `progress_line`, from functions for the values of a task and the terminal's width."""
+def sparkline(values: Sequence[float], length: int = 20) -> str:
+    """Return the last values as bars from the lowest to the highest of them.
 
-    def __init__(self, values: Callable[[Task], Mapping[str, str]], width: Callable[[], int]) -> None:
+    Example:
+        >>> sparkline([0.1, 0.3, 0.5, 0.45])
+        '▁▄█▇'
+    """
+    shown = [value for value in values if math.isfinite(value)][-length:]
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    return "".join("▁▂▃▄▅▆▇█"[int(7.99 * (value - low) / ((high - low) or 1.0))] for value in shown)
+
+
+class Progress(ProgressBar):  # type: ignore[misc]  # lightning is untyped here
+    """Progress in lines: one per finished epoch, and in between one every few seconds.
+
+    In a terminal, the line in between is drawn again in its place (`progress_line`).
+    """
+
+    def __init__(self, pace: Pace, write: Callable[[str], None], every: float = 10.0, terminal: bool = False) -> None:
         super().__init__()
-        self._values, self._width = values, width
-
-    def render(self, task: Task) -> Text:
-        """Return the line."""
-        done, total = int(task.completed), float("inf") if task.total is None else task.total
-        # Rich appends an empty column of Lightning and a space.
-        line = progress_line(self._width() - 2, task.description, done, total, self._values(task), task.time_remaining)
-        return Text(line, no_wrap=True, overflow="crop")
-
-
-class RichProgress(RichProgressBar):  # type: ignore[misc]  # lightning is untyped here
-    """Lightning's progress bar for terminals, with the values of `Pace` in one line."""
-
-    def __init__(self, pace: Pace) -> None:
-        super().__init__(refresh_rate=4)
-        self.pace = pace
-        self._values: dict[str, str] = {}
-        self._read = 0.0
-
-    def configure_columns(self, trainer: pl.Trainer) -> list[Any]:
-        """Return one column for the whole line."""
-
-        def values(task: Task) -> Mapping[str, str]:
-            return self._values if task.id == self.train_progress_bar_id else {}
-
-        return [LineColumn(values, lambda: int(self.progress.console.width))]
-
-    def on_train_epoch_end(self, *rest: Any) -> None:
-        """Show the newest values."""
-        self._read = 0.0
-        super().on_train_epoch_end(*rest)
-
-    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
-        """Update the values twice a second. Return an empty dict, because `LineColumn` shows them."""
-        if time.monotonic() - self._read >= 0.5:
-            self._values, self._read = self.pace.values(trainer), time.monotonic()
-        return {}
-
-    def _get_train_description(self, current_epoch: int) -> str:
-        return epoch_text(self.trainer)
-
-
-class PlainProgress(ProgressBar):  # type: ignore[misc]  # lightning is untyped here
-    """Progress as plain lines, for logs and pipes: one every few seconds, and one at the end of an epoch."""
-
-    def __init__(self, pace: Pace, write: Callable[[str], None], every: float = 10.0) -> None:
-        super().__init__()
-        self.pace, self.write, self.every = pace, write, every
+        self.pace, self.write, self.terminal = pace, write, terminal
+        self.every = 0.25 if terminal else every
         self._enabled = True
         self._written = time.monotonic()
 
@@ -198,32 +184,60 @@ class PlainProgress(ProgressBar):  # type: ignore[misc]  # lightning is untyped 
     def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
         """Write a line if one is due."""
         if self._due():
-            self._line(self._training(trainer, rest[3] + 1))
+            self._training(trainer, rest[3] + 1)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write a line with the newest validation metrics."""
-        self._line(self._training(trainer, trainer.fit_loop.batch_idx + 1))
+        if self.terminal and self._enabled:
+            self.clear()
+            line = epoch_text(trainer)
+            for text in _texts(self.pace.values(trainer)):
+                line += f"  {text}" if len(line) + 2 + len(text) <= shutil.get_terminal_size().columns else ""
+            self.write(line)
+        else:
+            self._training(trainer, trainer.fit_loop.batch_idx + 1)
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
         """Write a line if one is due."""
         stages = {"test": ("test", trainer.num_test_batches), "predict": ("prediction", trainer.num_predict_batches)}
         what, batches = stages.get(trainer.state.stage, ("validation", trainer.num_val_batches))
         if self._due():
-            self._line(f"{what}  batch {rest[3] + 1}/{sum(batches)}")
+            left = self.pace.seconds_left if self.terminal and trainer.state.fn == "fit" else None
+            self._line(what, rest[3] + 1, sum(batches), {}, left)
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
-    def _training(self, trainer: pl.Trainer, batches: int) -> str:
-        parts = [epoch_text(trainer), f"batch {batches}/{trainer.num_training_batches}"]
-        return "  ".join([*parts, *(f"{name} {value}" for name, value in self.pace.values(trainer).items())])
+    def clear(self, *_: Any) -> None:
+        """Remove the line of a terminal."""
+        if self.terminal and self._enabled:
+            sys.stdout.write("\r\x1b[K")
+
+    on_train_end = on_validation_end = on_test_end = on_predict_end = on_exception = clear
+
+    def _training(self, trainer: pl.Trainer, batches: int) -> None:
+        values, left = self.pace.values(trainer), self.pace.seconds_left
+        self._line(epoch_text(trainer), batches, trainer.num_training_batches, values, left)
 
     def _due(self) -> bool:
         return time.monotonic() - self._written >= self.every
 
-    def _line(self, text: str) -> None:
-        if self._enabled:
-            self.write(text)
-            self._written = time.monotonic()
+    def _line(self, name: str, done: int, total: float, values: Mapping[str, str], left: float | None) -> None:
+        if not self._enabled:
+            return
+        self._written = time.monotonic()
+        if self.terminal:
+            sys.stdout.write(
+                "\r\x1b[K" + progress_line(shutil.get_terminal_size().columns - 1, name, done, total, values, left)
+            )
+            sys.stdout.flush()
+        else:
+            self.write("  ".join([name, f"batch {done}/{total}", *_texts(values), *_texts({"": left})]))
+
+
+def _texts(values: Mapping[str, str | float | None]) -> list[str]:
+    """Return values with their names, and seconds without a name as the time that is left."""
+    left = [f"{timedelta(seconds=int(x))} left" for x in values.values() if isinstance(x, float)]
+    return [f"{name} {value}" for name, value in values.items() if isinstance(value, str)] + left
 
 
 def epoch_text(trainer: pl.Trainer) -> str:

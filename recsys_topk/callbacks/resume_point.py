@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
-from recsys_topk.files import whole_file
+from recsys_topk.cascades.shards import ENTRY, load_stored, remove_unused, with_full_tensors
+from recsys_topk.files import check_once, check_zip, whole_file
 
 RANDOM_STATE = "random_state"
 
@@ -65,12 +67,21 @@ class WholeFileIO(TorchCheckpointIO):  # type: ignore[misc]  # lightning is unty
             return
         with whole_file(path) as file:
             torch.save(checkpoint, file)
+        remove_unused(Path(path).parent)
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read a file. Code in it is not executed unless `weights_only` is False, which a config file cannot set."""
         if kwargs.get("weights_only") is None:
             kwargs["weights_only"] = True
-        return dict(super().load_checkpoint(path, *args, **kwargs))
+        check_once([Path(path)], check_zip)
+        content = dict(super().load_checkpoint(path, *args, **kwargs))
+        return content if ENTRY not in content else dict(with_full_tensors(load_stored(path, kwargs["weights_only"])))
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Remove a file and its shards."""
+        super().remove_checkpoint(path)
+        if "://" not in str(path):
+            remove_unused(Path(path).parent)
 
 
 class BestCheckpoint(ModelCheckpoint):  # type: ignore[misc]  # lightning is untyped here
@@ -104,7 +115,7 @@ class TrainingStoppedError(Exception):
 
 
 class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped here
-    """Saves `last.ckpt`, also within epochs, and stops after the current step on Ctrl-C or SIGTERM.
+    """Saves `last.ckpt`, also within epochs, and stops after the current step on Ctrl-C, SIGTERM or SIGHUP.
 
     The checkpoint is saved at the end of each epoch and, within an epoch, after `minutes`, at every `steps`-th step,
     and one step before validation, so that a kill during a long validation loses one step. The file is renamed to
@@ -160,8 +171,12 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
         self._saved_at = time.monotonic()
         here = trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == self.path.resolve()
         self.saved_step = trainer.global_step if here else None
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
             try:
+                if number in self._handlers:
+                    continue
+                if number not in (signal.SIGINT, signal.SIGTERM) and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # under nohup
                 self._handlers[number] = signal.signal(number, self._on_signal)
             except ValueError:  # not in the main thread, which alone receives signals
                 return
@@ -171,6 +186,7 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
         if self._pending_step is not None:
             if trainer.is_global_zero:
                 self._pending.replace(self.path)
+                remove_unused(self.path.parent)
             self.saved_step, self._pending_step = self._pending_step, None
         if self._random_state is not None:
             restore_random_state(self._random_state)
@@ -250,7 +266,8 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
             self.teardown()
             raise KeyboardInterrupt
         self._signal = number
-        os.write(2, b"\nstopping after this step; press again to abort\n")  # print is not safe in a signal handler
+        with suppress(OSError):  # the terminal is closed
+            os.write(2, b"\nstopping after this step; press again to abort\n")  # print is not safe in a signal handler
 
     def _signalled(self, trainer: pl.Trainer) -> bool:
         """Return whether any process has received a signal."""

@@ -14,6 +14,7 @@ from recsys_topk.tabular.schema import Part, Schema, Table
 PARTS: tuple[Part, ...] = ("request", "items", "history")
 Parts = tuple[Part, ...]
 WIDEST = 64  # largest embedding dimension that is chosen by the number of rows
+LARGEST = 65536  # largest embedding dimension
 
 
 @dataclass(frozen=True)
@@ -157,9 +158,9 @@ def dimensions(schema: Schema, dim: int | Mapping[str, int] | Literal["auto"]) -
         return {table.name: min(WIDEST, 8 * math.ceil(math.sqrt(table.rows) / 8)) for table in schema.tables}
     if isinstance(dim, int):
         dim = {"default": dim}
-    small = {name: value for name, value in dim.items() if value < 1}
-    if small:
-        raise ValueError(f"embedding dimensions must be at least 1, got {small}")
+    wrong = {name: value for name, value in dim.items() if not 1 <= value <= LARGEST}
+    if wrong:
+        raise ValueError(f"embedding dimensions must be at most {LARGEST} and at least 1, got {wrong}")
     unknown = set(dim) - {*names, "default"}
     if unknown:
         raise ValueError(f"embedding dimensions name unknown tables {sorted(unknown)}; the schema has {names}")

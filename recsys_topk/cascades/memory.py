@@ -1,13 +1,18 @@
-"""Memory of the embedding tables, computed from the schema: weights, optimizer state and gradients."""
+"""Memory of a cascade: weights, optimizer state, gradients and counts, before anything is allocated."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+import torch
+
+from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.cascades.layout import EmbeddingLayout, dimensions, untie_history
+from recsys_topk.cascades.stage import StageConfig
+from recsys_topk.cascades.tables import place_of_tables, tables_on_meta
+from recsys_topk.checks import MEMORY_SHARE, check_budget
 from recsys_topk.tabular.schema import Schema
 
 _FLOAT: Final = 4
@@ -16,9 +21,6 @@ _COPIES: Final = {"adam": 2, "adamw": 2, "adagrad": 1, "sgd": 0}
 
 _OPTIONS: Final = {"amsgrad": ("adam", "adamw"), "momentum": ("sgd",)}
 """Optimizer options that add one more state tensor."""
-
-_SHARE: Final = 0.9
-"""Share of the memory that tables may use; the remainder is for batches and activations."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,21 @@ class MemoryPlan:
     Attributes:
         tables: The tables of one stage, largest first. The tables of all stages have the same size.
         copies: Number of sets of tables: one per stage, or one if the stages share them.
+        layers: Bytes of the weights of the other layers, of all stages.
+        counts: Bytes of the statistics of all stages, such as which item follows which.
+        training: Bytes of the gradients and the optimizer state of the other layers.
     """
 
     tables: tuple[TableMemory, ...]
     copies: int
+    layers: int = 0
+    counts: int = 0
+    training: int = 0
 
     @property
     def total(self) -> int:
         """Bytes of all stages."""
-        return self.copies * sum(table.total for table in self.tables)
+        return self.copies * sum(table.total for table in self.tables) + self.layers + self.counts + self.training
 
     def part(self, name: str) -> int:
         """Return the bytes of ``"weights"``, ``"optimizer"`` or ``"gradient"`` over all stages."""
@@ -88,7 +96,7 @@ class MemoryPlan:
 
 def plan_memory(
     schema: Schema,
-    stages: int,
+    stages: int | Sequence[StageConfig],
     dim: int | Mapping[str, int] | Literal["auto"] = 8,
     share_embeddings: bool = False,
     optimizer: str = "adam",
@@ -96,7 +104,7 @@ def plan_memory(
     optimizer_options: Mapping[str, Any] | None = None,
     tie_history: bool = True,
 ) -> MemoryPlan:
-    """Return the memory of the tables during training. Nothing is allocated.
+    """Return the memory of a cascade during training. Nothing is allocated.
 
     A table with R rows and D columns has 4 R D bytes of weights. With a dense optimizer the gradient has the same size,
     and the state is twice that size for Adam, the same size for Adagrad, and empty for SGD. Tables that are updated
@@ -104,7 +112,7 @@ def plan_memory(
 
     Args:
         schema: The features.
-        stages: Number of stages.
+        stages: Configurations of the stages; or their number, without the memory of their layers and counts.
         dim: Embedding dimension, as in `CascadeModule`.
         share_embeddings: Whether all stages use one set of tables.
         optimizer: Name of the optimizer.
@@ -124,10 +132,9 @@ def plan_memory(
     dims = dimensions(schema, dim)
     layout = EmbeddingLayout(schema, dims) if tie_history else EmbeddingLayout(*untie_history(schema, dims))
     fused = embedding_optimizer != "same"
-    copies = _COPIES.get(embedding_optimizer if fused else optimizer, 2)
-    if not fused:
-        options = optimizer_options or {}
-        copies += sum(bool(options.get(name)) for name, of in _OPTIONS.items() if optimizer in of)
+    options = optimizer_options or {}
+    dense = _COPIES.get(optimizer, 2) + sum(bool(options.get(name)) for name, of in _OPTIONS.items() if optimizer in of)
+    copies = _COPIES.get(embedding_optimizer, 2) if fused else dense
     made = []
     for table in (table for tables in layout.groups.values() for table in tables):
         width = layout.table_dims[table.name]
@@ -135,22 +142,42 @@ def plan_memory(
         state = table.rows * _FLOAT if embedding_optimizer == "rowwise_adagrad" else copies * weights
         made.append(TableMemory(table.name, table.rows, width, weights, state, 0 if fused else weights))
     made.sort(key=lambda table: -table.total)
-    return MemoryPlan(tuple(made), 1 if share_embeddings else stages)
+    plan = MemoryPlan(tuple(made), 1 if share_embeddings else stages if isinstance(stages, int) else len(stages))
+    if isinstance(stages, int):
+        return plan
+    weights, counts = _layer_memory(schema, stages, dim, share_embeddings, tie_history)
+    layers = max(weights - plan.part("weights"), 0)
+    return replace(plan, layers=layers, counts=counts, training=(1 + dense) * layers)
 
 
-def machine_memory() -> int | None:
-    """Return the bytes of memory available to this process: of the machine, or the limit of its control group."""
-    limits = []
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        text = Path(path).read_text().strip() if Path(path).is_file() else ""
-        if text.isdigit():
-            limits.append(int(text))
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        line = next((line for line in meminfo.read_text().splitlines() if line.startswith("MemTotal:")), None)
-        if line is not None:
-            limits.append(int(line.split()[1]) * 1024)
-    return min(limits, default=None)
+def check_weights(schema: Schema, stages: Sequence[StageConfig], **options: Any) -> None:
+    """Raise if the weights of a cascade, without gradients, do not fit the machine. Nothing is allocated.
+
+    Args:
+        schema: The features.
+        stages: The configurations of the stages.
+        options: Further arguments of `plan_memory`.
+    """
+    plan = plan_memory(schema, stages, **options)
+    tables = 0 if place_of_tables(torch.device("cpu")).type == "meta" else plan.part("weights")
+    check_budget(
+        tables + plan.layers + plan.counts,
+        f"the cascade ({_gb(tables)} of tables, {_gb(plan.layers)} of layers, {_gb(plan.counts)} of counts)",
+        "use a smaller --model.dim, fewer rows (--data.vocabulary) or smaller stages; if a checkpoint asks for it, "
+        "check where it comes from",
+    )
+
+
+def _layer_memory(
+    schema: Schema, stages: Sequence[StageConfig], dim: Any, share: bool, tie_history: bool
+) -> tuple[int, int]:
+    """Return the bytes of the parameters, tables included, and of the buffers, from a cascade on the meta device."""
+    try:
+        with torch.random.fork_rng(devices=()), torch.device("meta"), tables_on_meta():
+            made = Cascade(schema, stages, dim, share, tie_history=tie_history)
+    except Exception as error:  # a stage that cannot be built so; its own errors are raised when it is built
+        return (2**63 if "overflow" in str(error) else 0), 0
+    return sum(one.nbytes for one in made.parameters()), sum(one.nbytes for one in made.buffers())
 
 
 def check_memory(schema: Schema, available: int, arguments: Mapping[str, Any]) -> MemoryPlan:
@@ -162,7 +189,7 @@ def check_memory(schema: Schema, available: int, arguments: Mapping[str, Any]) -
         arguments: Arguments of `plan_memory` other than the schema.
     """
     plan = plan_memory(schema, **arguments)
-    room = int(_SHARE * available)
+    room = int(MEMORY_SHARE * available)
     if plan.total <= room:
         return plan
     largest = plan.tables[0]
@@ -170,8 +197,9 @@ def check_memory(schema: Schema, available: int, arguments: Mapping[str, Any]) -
     options = "; ".join(advice) if advice else "no single option is enough; combine options, or shard the tables"
     raise ValueError(
         f"the embedding tables need {_gb(plan.total)} ({_gb(plan.part('weights'))} of weights, "
-        f"{_gb(plan.part('optimizer'))} of optimizer state, {_gb(plan.part('gradient'))} of gradients), but only "
-        f"{_gb(available)} are available; the largest table is {largest.table} with {largest.rows:,} rows. "
+        f"{_gb(plan.part('optimizer'))} of optimizer state, {_gb(plan.part('gradient'))} of gradients"
+        f"{_others(plan)}), but only {_gb(available)} are available; "
+        f"the largest table is {largest.table} with {largest.rows:,} rows. "
         f"Options that fit: {options}"
     )
 
@@ -205,6 +233,11 @@ def _advice(schema: Schema, room: int, arguments: Mapping[str, Any], plan: Memor
                 fitting.append(f"--model.dim {width}{added} ({_gb(narrow.total)})")
                 break
     return fitting
+
+
+def _others(plan: MemoryPlan) -> str:
+    others = plan.layers + plan.training + plan.counts
+    return f", {_gb(others)} of other layers and counts" if others > 2**25 else ""
 
 
 def _gb(size: int) -> str:

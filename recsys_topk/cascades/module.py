@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from recsys_topk.cascades.count_sequences import count_sequences
 from recsys_topk.cascades.default_stages import default_k, default_stages
 from recsys_topk.cascades.inference import apply_quotas
 from recsys_topk.cascades.learning_check import LearningCheck, all_selected_message
+from recsys_topk.cascades.memory import check_weights
 from recsys_topk.cascades.objectives.base import CascadeObjective, ObjectiveOutput, default_objective
 from recsys_topk.cascades.objectives.base import registry as objectives
 from recsys_topk.cascades.optimizers import DenseAndFused, fused_optimizer, make_optimizer, table_collections, warm_up
@@ -27,6 +29,7 @@ from recsys_topk.cascades.sampled_negatives import (
     pool_weights,
 )
 from recsys_topk.cascades.schedules import describe_schedule, make_schedule
+from recsys_topk.cascades.shards import load_into, stored_weights
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.tables import is_fused
 from recsys_topk.cascades.upgrade import upgrade
@@ -130,6 +133,9 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         wanted = DEFAULT if metrics is None else metrics
         with reading() if described else nullcontext():
             chosen = default_stages(self.schema.outline, self.schema.list_length, k) if stages is None else stages
+            configs = [StageConfig.of(stage) for stage in chosen]
+            options: dict[str, Any] = {"dim": dim, "share_embeddings": share_embeddings, "tie_history": tie_history}
+            check_weights(self.schema, configs, **options)
             self.cascade = Cascade(self.schema, chosen, dim, share_embeddings, fused, init_std, tie_history)
             built = _loss(loss, self.schema)
             self.objective = _objective(objective, built, len(self.cascade.configs))
@@ -178,8 +184,14 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             trust: Packages whose classes the checkpoint may name, e.g. ``["my_package"]``; see `recsys_topk.trust`.
             kwargs: Keyword arguments of Lightning's method; `weights_only` defaults to True.
         """
-        with loading(checkpoint_path, kwargs, trust):
+        with loading(checkpoint_path, kwargs, trust), warnings.catch_warnings():
+            stored = stored_weights(checkpoint_path)
+            if stored is not None:
+                kwargs["strict"] = False
+                warnings.filterwarnings("ignore", "Found keys that are in the model state dict but not")
             model: CascadeModule = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        if stored is not None:
+            load_into(model, stored)
         return model
 
     @property

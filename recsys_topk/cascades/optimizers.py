@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 import torch
@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from recsys_topk.cascades.features import FeatureEmbedding
-from recsys_topk.cascades.tables import FUSED, FusedOptimizer, copy_into
+from recsys_topk.cascades.shards import copy_into
+from recsys_topk.cascades.tables import FUSED, FusedOptimizer
 from recsys_topk.registry import suggest
 
 OptimizerName = Literal["adam", "adamw", "adagrad", "sgd"]
@@ -60,6 +61,17 @@ def inner_optimizer(collection: nn.Module) -> Any:
     return found() if callable(found) else found
 
 
+def dense_parameters(module: nn.Module, fused: Collection[str]) -> dict[str, nn.Parameter]:
+    """Return the parameters of the ordinary optimizer by name, in its order. `fused`: paths of `table_collections`."""
+    collections = table_collections(module)
+    inside = {id(parameter) for path in fused for parameter in collections[path].parameters()}
+    return {
+        path: parameter
+        for path, parameter in module.named_parameters()
+        if id(parameter) not in inside and not hasattr(parameter, "_in_backward_optimizers")
+    }
+
+
 def make_optimizer(name: str, module: nn.Module, lr: float, options: Mapping[str, Any]) -> Optimizer:
     """Build the optimizer of a module. Tables that are updated inside backward keep their fused optimizer.
 
@@ -79,12 +91,7 @@ def make_optimizer(name: str, module: nn.Module, lr: float, options: Mapping[str
     collections = table_collections(module)
     inner = {path: inner_optimizer(collection) for path, collection in collections.items()}
     inner = {path: optimizer for path, optimizer in inner.items() if optimizer is not None}
-    inside = {id(parameter) for path in inner for parameter in collections[path].parameters()}
-    dense = {
-        path: parameter
-        for path, parameter in module.named_parameters()
-        if id(parameter) not in inside and not hasattr(parameter, "_in_backward_optimizers")
-    }
+    dense = dense_parameters(module, inner)
 
     def build(parameters: Any) -> Optimizer:
         try:

@@ -9,29 +9,21 @@ from torch import Tensor
 from recsys_topk.types import Array
 
 
-def singular_vectors(user: Array, item: Array, size: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Return vectors of the items that have interactions, and which items these are.
+def singular_vectors(user: Array, item: Array, size: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the decomposition of the matrix of users and items: which items have the same users.
 
-    The vectors are the rows of V S^1/2, scaled to length 1, where U S V^T is the truncated singular value
-    decomposition of the matrix of users and items with the entries 1 / sqrt(items of the user x users of the item).
-    Items of the same users get similar vectors (PureSVD: Cremonesi et al. 2010). They are turned by a random
-    rotation, so that no column has more weight than another. Cost: O(n dim) for n interactions, a few times.
+    U S V^T is the truncated singular value decomposition of the matrix with the entries 1 / sqrt(items of the user x
+    users of the item) (PureSVD: Cremonesi et al. 2010). Cost: O(n dim) for n interactions, a few times.
 
     Args:
         user: (n,) integers, equal for the interactions of one user.
         item: (n,) the item of each interaction, below `size`.
         size: Number of items, V.
-        dim: Width of the vectors, D.
+        dim: Largest number of singular values, D.
 
     Returns:
-        The vectors, (V, D), and a mask of the items that have interactions, (V,). The result is the same in each call.
-
-    Example:
-        >>> vectors, known = singular_vectors(np.array([0, 0, 1, 1]), np.array([0, 1, 2, 3]), 5, 2)
-        >>> known.tolist()
-        [True, True, True, True, False]
-        >>> (vectors @ vectors.T).round()[0].tolist()
-        [1.0, 1.0, 0.0, 0.0, 0.0]
+        V, (V, D), with zeros in the rows of items without interactions and in the columns beyond the rank; the
+        singular values, (D,); the number of users of each item, (V,). The result is the same in each call.
     """
     users, number = np.unique(user, return_inverse=True)
     pair = np.unique(number * size + item)
@@ -43,6 +35,26 @@ def singular_vectors(user: Array, item: Array, size: int, dim: int) -> tuple[Ten
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         _, singular, vectors = torch.svd_lowrank(matrix, q=min(dim + 16, *shape), niter=4)
+    missing = max(0, dim - len(singular))
+    vectors = torch.nn.functional.pad(vectors[:, :dim], (0, missing))
+    return vectors, torch.nn.functional.pad(singular[:dim], (0, missing)), torch.from_numpy(of_item)
+
+
+def unit_vectors(user: Array, item: Array, size: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Return vectors of length 1 of the items that have interactions, (V, D), and which items these are, (V,).
+
+    The vectors are the rows of V S^1/2 (see `singular_vectors`), turned by a random rotation, so that no column has
+    more weight than another. Items of the same users get similar vectors.
+
+    Example:
+        >>> vectors, known = unit_vectors(np.array([0, 0, 1, 1]), np.array([0, 1, 2, 3]), 5, 2)
+        >>> known.tolist()
+        [True, True, True, True, False]
+        >>> (vectors @ vectors.T).round().abs()[0].tolist()
+        [1.0, 1.0, 0.0, 0.0, 0.0]
+    """
+    vectors, singular, users = singular_vectors(user, item, size, dim)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         rotation = torch.linalg.qr(torch.randn(dim, dim))[0]
-    vectors = torch.nn.functional.normalize((vectors * singular.sqrt())[:, :dim], dim=1)
-    return vectors @ rotation[: vectors.shape[1]], torch.from_numpy(of_item > 0)
+    return torch.nn.functional.normalize(vectors * singular.sqrt(), dim=1) @ rotation, users > 0

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor, PoolingType
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -110,22 +109,6 @@ def tables_on_meta(active: bool = True) -> Iterator[None]:
 def place_of_tables(device: torch.device) -> torch.device:
     """Return the device on which to build tables for `device`."""
     return torch.device("meta") if _on_meta else device
-
-
-def copy_into(target: Any, full: Tensor) -> None:
-    """Copy a full tensor into a tensor, or the local shards of it into a `ShardedTensor`."""
-    with torch.no_grad():
-        if not isinstance(target, ShardedTensor):
-            target.copy_(full)
-            return
-        for shard in target.local_shards():
-            shard.tensor.copy_(full[place_of(shard)].view_as(shard.tensor))
-
-
-def place_of(shard: Any) -> tuple[slice, ...]:
-    """Return the slices of the full tensor that a shard covers."""
-    offsets, sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-    return tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
 
 
 def table_config(table: Table, dim: int, features: Sequence[str], init_std: float) -> Any:

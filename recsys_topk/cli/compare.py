@@ -103,7 +103,7 @@ def packaged_studies() -> list[str]:
 
 
 def read_study(name: str) -> dict[str, Any]:
-    """Return a study: a mapping with `variants`, and optionally `common`, `seeds`, `tune` and `space`.
+    """Return a study: a mapping with `variants`, and optionally `common`, `seeds`, `tests`, `tune` and `space`.
 
     Args:
         name: A YAML file, or the name of a packaged study.
@@ -118,7 +118,7 @@ def read_study(name: str) -> dict[str, Any]:
             f"no study {name!r}; {suggest(name, known)}give a YAML file, or one of {', '.join(known)}"
         )
     content = read_yaml(text, f"the study {name}")
-    wanted = {"about", "common", "variants", "seeds", "tune", "space"}
+    wanted = {"about", "common", "variants", "seeds", "tests", "tune", "space"}
     if not isinstance(content, dict) or not isinstance(content.get("variants"), dict) or set(content) - wanted:
         raise ValueError(f"the study {name} must be a mapping with variants and optionally {', '.join(sorted(wanted))}")
     inspect_names(content, f"the study {name}")
@@ -162,7 +162,9 @@ def read_competition(
     for number, variant in enumerate(variants.values()):
         if number == 0 or set(variant) - {"loss", "objective"}:  # names of losses are checked later
             TrainingRun({"config": [common, variant]}).options("fit")
+    for test in study.get("tests", {}).values():
+        TrainingRun({"config": [common, next(iter(variants.values())), test]}).options("fit")
     seeds = getattr(options, "seeds", 1)
     tuned = getattr(options, "trials", 0) or study.get("tune")
     seeds = study.get("seeds", 5 if tuned else 3) if seeds is None else seeds
-    return Competition(variants, common, seeds, Path(options.out), options.jobs, options.logger)
+    return Competition(variants, common, seeds, Path(options.out), options.jobs, options.logger, study.get("tests", {}))

@@ -1,7 +1,7 @@
 """Save a W&B workspace with the runs of a project by loss, tau, negatives, day and throughput, and print its address.
 
-Its metrics are those of the runs of the project. Without a W&B key, the workspace is printed as JSON, or written with
---out, and its metrics are those of the runs in --runs.
+Its metrics are those of the runs of the project. Without a W&B key, the workspace is written as JSON to --out
+(dashboard.json), and its metrics are those of the runs in --runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from recsys_topk.runs.wandb.environment import offline_wandb
 
 
 def main(argv: list[str]) -> None:
-    """Save the workspace; print or write it without a key, or with `--print` or `--out`."""
+    """Save the workspace; without a key, or with `--out` or `--print`, write or print it."""
     parser = make_parser("dashboard", __doc__)
     parser.add_argument("--entity", help="user or team that owns the project (default: yours)")
     project = os.environ.get("WANDB_PROJECT", "recsys-topk")
@@ -37,10 +37,10 @@ def main(argv: list[str]) -> None:
         echo(workspace.save(entity, options.project, metrics))
         return
     text = workspace.spec(workspace.workspace(entity, options.project, metrics))
-    if options.out:
-        write_to(options.out, text)
-        echo(f"written: {options.out}")
-    if options.print or not options.out:
+    if options.print:
         echo(text)
+    if options.out or not options.print:
+        write_to(options.out or "dashboard.json", text)
+        echo(f"written: {options.out or 'dashboard.json'}")
     if no_key:
         warn("not saved: there is no W&B key; set WANDB_API_KEY or run `wandb login`, and run this again")

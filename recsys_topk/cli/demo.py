@@ -22,12 +22,21 @@ def main(argv: list[str]) -> None:
     # A world with a strong retrieval: the logged items are harder to tell from the right ones than random items.
     demo = {"config": "simulated", "data": {"world": "small"}, "loss": options.loss, "trainer": trainer}
     demo |= {"out": options.out, "name": "demo"}
-    trained = TrainingRun({"config": [demo, parse_options(further)]}, log_line=echo)
+
+    def say(line: str) -> None:  # the next commands are at the end
+        if line != "next:" and not line.startswith("  recsys-topk "):
+            echo(line)
+
+    trained = TrainingRun({"config": [demo, parse_options(further)]}, log_line=say)
     trained.fit()
     folder = trained.directory.path
     checkpoint = folder / "checkpoints" / "best.ckpt"
-    tested = TrainingRun({"ckpt_path": str(checkpoint), "out": str(folder.parent), "name": folder.name}, log_line=echo)
+    lines: list[str] = []
+    tested = TrainingRun({"ckpt_path": str(checkpoint), "out": str(folder.parent)}, log_line=lines.append)
     tested.test()
+    shown = next(number for number, line in enumerate(lines) if line.startswith("\ntest"))
+    for line in lines[shown:]:  # what is above them was said by `fit`
+        echo(line)
     user = tested.data.serving_users(tested.data.serving_items()).names[0]  # a user of the export
     echo("from here to a running service (docs/serving.md):")
     echo(f"  recsys-topk export --ckpt_path {checkpoint} --out export")

@@ -1,4 +1,7 @@
-"""Check the installed versions and print how to fix those that do not fit."""
+"""Check the installed versions by use (losses, train, serve, gpu) and print how to fix those that do not fit.
+
+A use of which nothing is installed is no fault: an environment that only serves needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ ebc = EmbeddingBagCollection(tables=[table])
 kjt = KeyedJaggedTensor(keys=["f"], values=torch.tensor([0, 2]), lengths=torch.tensor([1, 1]))
 ebc(kjt).values().sum().backward()
 """
-SHOWN = ("part", "found", "wanted", "fine")
+SHOWN = ("use", "part", "found", "wanted", "fine")
+SERVE = ("faiss-cpu", "fastapi", "onnxruntime", "prometheus-client", "pyarrow", "pyyaml", "uvicorn")
+TRAIN = ("lightning", "torchrec")  # one of them shows that the environment is for training, one of the next for serving
+SERVES = ("faiss-cpu", "fastapi")
 GPU = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
 
 
@@ -48,13 +54,14 @@ class Check:
     fine: bool
     wanted: str
     cure: str = ""
+    use: str = "train"
 
 
 def check_versions(versions: Mapping[str, str | None], python: tuple[int, ...] = sys.version_info[:3]) -> list[Check]:
     """Compare installed versions, by distribution name (None = not installed), with the supported ones."""
     shown = ".".join(map(str, python))
     cure = "install Python 3.11 or newer, then: make clean && make install PYTHON=python3.11"
-    checks = [Check("python", shown, python >= (3, 11), ">= 3.11", cure)]
+    checks = [Check("python", shown, python >= (3, 11), ">= 3.11", cure, "all")]
     cuda = "+cpu" not in (versions.get("torch") or "+cpu") and versions.get("fbgemm-gpu-cpu") is None
     ours, other = ("fbgemm-gpu", "fbgemm-gpu-cpu") if cuda else ("fbgemm-gpu-cpu", "fbgemm-gpu")
     for name, (low, high, cure) in NEEDED.items():
@@ -86,21 +93,29 @@ def _python(code: str) -> tuple[int, str]:
 
 
 def main(argv: list[str]) -> int:
-    """Print the report; return 1 if a version is not supported."""
+    """Print the report; return 1 if a part of a use that is installed does not fit, or no use is installed."""
     parser = make_parser("doctor", __doc__)
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     options = parser.parse_args(argv)
-    versions, (status, said) = installed(), _python(PROBE)
-    works = "works" if status == 0 else (said or "it crashed")[:100]
-    gpu = _python(GPU)[1] or "none visible: train with --trainer.accelerator cpu"
-    numba = f"numba {versions['numba']}" if "numba" in versions else "none: install numba, training on a CPU is faster"
-    checks = [
-        *check_versions(versions),
-        Check("embedding look-up", works, status == 0, "forward and backward", "make clean && make install"),
-        Check("GPU", gpu, True, "optional"),
-        Check("compiled loops", numba, True, "optional"),
-    ]
-    fits = all(check.fine for check in checks)
+    versions = installed()
+    python, *train = check_versions(versions)
+    checks = [python]
+    if {"torch", "numpy"} <= set(versions):
+        numba = f"numba {versions['numba']}" if "numba" in versions else "none: install numba, a CPU is faster with it"
+        checks.append(Check("torch and numpy", f"{versions['torch']}, {versions['numpy']}", True, "any", use="losses"))
+        checks.append(Check("compiled loops", numba, True, "optional", use="losses"))
+        gpu = _python(GPU)[1] or "none visible: train with --trainer.accelerator cpu"
+        checks.append(Check("GPU", gpu, True, "optional", use="gpu"))
+    if any(name in versions for name in TRAIN):
+        status, said = _python(PROBE)
+        works, cure = "works" if status == 0 else (said or "it crashed")[:100], "make clean && make install"
+        checks += [*train, Check("embedding look-up", works, status == 0, "forward and backward", cure)]
+    if any(name in versions for name in SERVES):
+        cure = "pip install '.[serve]' (in a clone)"
+        checks += [Check(n, versions.get(n, "missing"), n in versions, "any", cure, "serve") for n in SERVE]
+    uses = {check.use: all(c.fine for c in checks if c.use == check.use) for check in checks}
+    ready = [use for use in ("losses", "train", "serve") if uses.get(use)]
+    fits = all(uses.values()) and bool(ready)
     if options.json:
         echo(json.dumps({"version": __version__, "checks": [vars(check) for check in checks]}, indent=1))
         return 0 if fits else 1
@@ -109,5 +124,8 @@ def main(argv: list[str]) -> int:
     for check in checks:
         if not check.fine:
             echo(f"to fix {check.part}: {check.cure}")
-    echo("everything fits together" if fits else "the losses work all the same: they need torch and numpy only")
+    for use, cure in (("losses", "pip install ."), ("train", "make install"), ("serve", "pip install '.[serve]'")):
+        says = "ready" if use in ready else "does not work" if use in uses else f"not installed ({cure} in a clone)"
+        echo(f"{use}: {says}")
+    echo("everything fits together" if fits else "a use that is ready works all the same")
     return 0 if fits else 1

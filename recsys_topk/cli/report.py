@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     page, sections = render(options.title, results, facts)
     write_whole(target, page)
     for section in sections:
-        echo(f"{section.title}: {' '.join(section.verdict[:1])}")
+        echo(": ".join([section.title, *section.verdict[:1]]))
         for text in section.missing:
             echo(f"  missing: {text}")
     if options.logger == "wandb":

@@ -32,6 +32,11 @@ def main(argv: list[str]) -> int:
 
     columns = {role: getattr(args, role) for role in (*ROLES, *ROLES_OF_LISTS)}
     kind, description, plain = _guess(args.data, args.files, columns)
+    if not description.roles and not any(description.guesses.values()):
+        raise ValueError(
+            f"{' '.join(args.files)}: no table with columns was found; give CSV, TSV, Parquet, Feather or JSON lines, "
+            f"or a folder of such files"
+        )
     if description.roles:
         echo(f"{kind}; columns: " + ", ".join(f"{role} = {column}" for role, column in description.roles.items()))
     for name, guesses in description.guesses.items():

@@ -1,11 +1,14 @@
 """List the packaged W&B sweeps, or print one as YAML for `wandb sweep FILE`.
 
-Further options are passed to every `recsys-topk fit` of the sweep.
+Further options are passed to every `recsys-topk fit` of the sweep. The sweep is in the project of --wandb.project or
+WANDB_PROJECT.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -72,6 +75,10 @@ def main(argv: list[str]) -> None:
     if options.name not in texts:
         raise ValueError(f"unknown sweep {options.name!r}; {suggest(options.name, texts)}sweeps: {', '.join(texts)}")
     text = texts[options.name]
+    given = parse_options(further).get("wandb") or {}
+    project = given.get("project") or os.environ.get("WANDB_PROJECT")
+    if project:
+        text = re.sub(r"^project: .*$", lambda _: f"project: {json.dumps(project)}", text, count=1, flags=re.MULTILINE)
     if further:
         content = yaml.safe_load(text)
         wanted = f"val/{check(further, set(content['parameters']))}"

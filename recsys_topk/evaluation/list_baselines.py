@@ -27,10 +27,12 @@ class Baselines:
     Attributes:
         metrics: By ranker (``"random"``, ``"popularity"``, and ``"oracle"`` for simulated data), then by metric.
         requests: Requests that were measured.
+        right: Right items per list, of lists with any: the positives, at most k; 0 = not measured.
     """
 
     metrics: dict[str, dict[str, float]]
     requests: int
+    right: float = 0.0
 
 
 def measure_baselines(
@@ -57,7 +59,7 @@ def measure_baselines(
     loader = data.loader(data.splits[split], training=False)
     limit = -(-MEASURED // loader.batch_size)
     device = "cpu" if data.trainer is None else data.trainer.strategy.root_device
-    requests = 0
+    requests = right = lists = 0
     for shard_batch in itertools.islice(loader, limit if batches is None else min(limit, batches)):
         batch = data.add_negatives(shard_batch.to(device)).to("cpu")
         items = batch.item_id[batch.candidates] % VARIANT
@@ -71,9 +73,11 @@ def measure_baselines(
                 inputs: Any = scores[name] if metric.stage is not None else [scores[name]] * len(model.cascade.quotas)
                 metric.update(inputs, batch.labels, batch.mask)
         requests += batch.size
+        positives = (batch.mask & (batch.labels > model.schema.positive_above)).sum(1).clamp(max=model.k)
+        right, lists = right + int(positives.sum()), lists + int((positives > 0).sum())
     # `compute` would add up the sums of all processes, and only one of them is here.
     found = {name: {key: float(m.total / m.count) for key, m in own.items()} for name, own in metrics.items()}
-    return Baselines(found, requests)
+    return Baselines(found, requests, right / max(lists, 1))
 
 
 def _metrics(model: CascadeModule, split: Split) -> dict[str, ListMean]:

@@ -89,9 +89,26 @@ def train_and_test(trial: Trial, send: Send) -> None:
     run.data.prepare_data()
     seconds = measure_seconds(run.fit)
     metrics = {name: value for name, value in run.test().items() if name.startswith("test/")}
+    metrics |= further_tests(trial, run)
     result = {"seconds": seconds, "metrics": metrics, "device": device(run), "lists": run.data.lists_text("test")}
     result["config"] = _given(run.parts().options)
     write_whole(trial.target, json.dumps({**trial.identity(), **result}, indent=1))
+
+
+def further_tests(trial: Trial, run: TrainingRun) -> dict[str, float]:
+    """Test the weights of a run again with the options of each further test; return the first metric of each.
+
+    The name of a metric starts with that of its test, e.g. ``logged/joint_recall@10@20/40``.
+    """
+    metrics = {}
+    for name in trial.tests:
+        other = trial.run(name)
+        other.data.prepare_data()
+        other.model.load_state_dict(run.model.state_dict())
+        first = {metric: value for metric, value in other.test().items() if metric.startswith("test/")}
+        metric, value = next(iter(first.items()))
+        metrics[f"{name}/{metric.removeprefix('test/')}"] = value
+    return metrics
 
 
 def _given(value: Any) -> Any:

@@ -22,8 +22,8 @@ from recsys_topk.runs.wandb.logger import wandb_loggers
 from recsys_topk.text import table
 
 # A stream has no validation day, and `stream_days` writes its own checkpoints.
-PROTOCOL = {"limit_val_batches": 0, "enable_checkpointing": False, "num_sanity_val_steps": 0}
-_SEED_STEP = 1_000_003
+PROTOCOL: dict[str, Any] = {"limit_val_batches": 0, "enable_checkpointing": False, "num_sanity_val_steps": 0}
+SEED_STEP = 1_000_003
 
 
 def stream(competition: Competition, facts: Mapping[str, Any], log_line: LogLine) -> None:
@@ -77,11 +77,11 @@ def stream_days(trial: Trial, send: Send) -> None:
     for step in stream:
         number = stream.days.index(step.day)
         before = None if record["checkpoint"] is None else str((trial.target.parent / record["checkpoint"]).resolve())
-        seed_everything((trial.seed + number * _SEED_STEP) % 2**32, verbose=False)
+        seed_everything((trial.seed + number * SEED_STEP) % 2**32, verbose=False)
         entry: dict[str, Any] = {"day": step.day, "requests": step.train.requests}
         if step.test is not None:
             (measured,) = run.trainer.test(run.model, datamodule=step.data, ckpt_path=before, verbose=False)
-            entry |= _metrics(measured)
+            entry |= short_metrics(measured)
         run.trainer.fit_loop.max_epochs = epochs * (number + 1)
         entry["seconds"] = measure_seconds(_fit, run, step.data, before)
         _save(run, trial.target, record, entry)
@@ -107,7 +107,7 @@ def _next_day(days: tuple[str, ...], record: Mapping[str, Any], target: Path) ->
     return None if len(done) == len(days) else days[len(done)]
 
 
-def _metrics(measured: Mapping[str, float]) -> dict[str, Any]:
+def short_metrics(measured: Mapping[str, float]) -> dict[str, Any]:
     """Return the metrics of a test by short name, and the length of the lists, which is part of the long names."""
     names = {name: name.removeprefix("test/").rpartition("/") for name in measured}
     metrics = {names[name][0]: float(value) for name, value in measured.items()}
@@ -125,7 +125,7 @@ def _save(run: TrainingRun, target: Path, record: dict[str, Any], entry: dict[st
     record["checkpoint"] = new
     write_whole(target, json.dumps(record, indent=1))
     if old is not None:
-        (target.parent / old).unlink(missing_ok=True)
+        run.trainer.strategy.remove_checkpoint(target.parent / old)
 
 
 def _tell_wandb(run: TrainingRun, record: Mapping[str, Any], days: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.experiments.compare import comparison_rows, device, outcome, publish
+from recsys_topk.experiments.compare import comparison_rows, device, further_tests, outcome, publish
 from recsys_topk.experiments.study import Tuning
 from recsys_topk.experiments.tune import tune
 from recsys_topk.experiments.tuning_trial import load_best
@@ -59,6 +59,7 @@ def train_and_test_best(trial: FinalTrial, send: Send) -> None:
     seconds = measure_seconds(run.fit)
     load_best(run)
     metrics, lists = measure_requests(run, trial.metric)
+    metrics |= further_tests(trial, run)
     with whole_file(trial.lists) as file:
         np.save(file, lists)
     result = {"seconds": seconds, "metrics": metrics, "device": device(run), "lists": run.data.lists_text("test")}

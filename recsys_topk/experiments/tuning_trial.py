@@ -59,16 +59,15 @@ def run_trial(trial: TuningTrial, send: Send) -> None:
         load_best(run)
         value = run.validate(corpus=corpus_options(trial.metric))[f"val/{trial.metric}"]
     for file in run.directory.path.glob("checkpoints/*.ckpt"):
-        file.unlink()  # a trial is never resumed, and the best options are trained again
+        run.trainer.strategy.remove_checkpoint(file)  # a trial is never resumed, and the best options are trained again
     result = {"number": trial.number, "value": value, "values": judge.values, "pruned": judge.pruned}
     write_whole(trial.target, json.dumps({**trial.identity(), **result, "seconds": seconds}, indent=1))
 
 
 def load_best(run: TrainingRun) -> None:
     """Load the weights of `best.ckpt`, which the monitored validation metric selects, if there is one."""
-    import torch
+    from recsys_topk.cascades.shards import load_into, load_stored
 
     file = run.directory.path / "checkpoints" / "best.ckpt"
     if file.is_file():
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        run.model.load_state_dict(content["state_dict"])
+        load_into(run.model, load_stored(file)["state_dict"])

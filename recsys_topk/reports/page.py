@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recsys_topk.reports import plots
+from recsys_topk.reports.overview import described, overview
 from recsys_topk.reports.paper import EXPERIMENTS, paper_figures
 from recsys_topk.reports.results import Result
 from recsys_topk.reports.sections import Section, section_of
@@ -21,6 +22,11 @@ def render(title: str, results: Sequence[Result], facts: Mapping[str, Any]) -> t
     """Return the page and its sections: first the experiments in their order, then all other results."""
     results = sorted(results, key=_order)
     sections = [section_of(one) for one in results]
+    names = anchors([section.title for section in sections])
+    found = overview(list(zip(names, results, strict=True)))
+    if found is not None:
+        sections.insert(0, Section("All runs", verdict=found[1], tables=[found[0]]))
+        names = anchors([section.title for section in sections])
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -30,7 +36,7 @@ def render(title: str, results: Sequence[Result], facts: Mapping[str, Any]) -> t
     environment.filters.update(code=code, svg=svg)
     page: str = environment.get_template("page.html.jinja").render(
         title=title, facts=describe(results, facts), source=paper_figures()["source"],
-        sections=list(zip(anchors([section.title for section in sections]), sections, strict=True)),
+        sections=list(zip(names, sections, strict=True)),
     )  # fmt: skip
     return page, sections
 
@@ -94,7 +100,9 @@ def describe(results: Sequence[Result], page: Mapping[str, Any]) -> dict[str, st
     seeds = sorted({len(group) for group in by_label})
     facts = {
         "Results": [one.name for one in results],
-        "Data": [_data(one["config"]["data"]) for one in (*runs, *contents) if (one.get("config") or {}).get("data")],
+        "Data": [
+            described(one["config"])["data"] for one in (*runs, *contents) if (one.get("config") or {}).get("data")
+        ],
         "When": [f"{' to '.join(dict.fromkeys([times[0], times[-1]]))} UTC"] if times else [],
         "Machine": [f"{machine['cpu']}, {machine['cores']} cores" for machine in machines or [page["machine"]]],
         "Trained on": [run["device"] for run in runs if "device" in run],
@@ -110,13 +118,3 @@ def describe(results: Sequence[Result], page: Mapping[str, Any]) -> dict[str, st
 
 def _order(one: Result) -> int:
     return EXPERIMENTS.index(one.content["name"]) if one.kind == "experiment" else len(EXPERIMENTS)
-
-
-def _data(options: Mapping[str, Any]) -> str:
-    """Return a description of the data of a run, from its resolved options."""
-    data = options.get("init_args", options)
-    if data.get("root"):
-        return f"RecFlow layout in {data['root']}"
-    world = data.get("world") or {}
-    size = f"{world.get('users')} users, {world.get('items')} items, {world.get('days')} days"
-    return f"a simulated world: {size} of {world.get('requests')} requests (seed {world.get('seed')})"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from recsys_topk.runs.trials import file_name
-from recsys_topk.trust.documents import read_yaml
+from recsys_topk.trust.documents import read_text, read_yaml
 
 LOOKED_FOR = (
     "experiment.json (recsys-topk experiment), comparison.json (compare), stream.json (stream), "
@@ -36,6 +37,18 @@ class Result:
         if self.kind == "bench":
             return f"bench {self.content['suite']}: {self.path.name}"
         return f"{self.kind}: {self.path.parent.name if self.path.is_file() else self.path.name}"
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Raise one line with the path if the content of a result is not as it should be."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(
+            f"{path} is damaged, or was written by another version ({type(error).__name__}: {error}); delete it, or "
+            f"create it again"
+        ) from error
 
 
 def find_all(paths: Sequence[str | Path]) -> list[Result]:
@@ -67,7 +80,7 @@ def _find(path: Path) -> Iterator[Result]:
             note = "the comparison is not finished (there is no comparison.json); this section shows the finished runs"
             yield Result("comparison", path, {"runs": runs}, missing=(note,))
     elif (path / "metrics.csv").is_file() and (path / "config.yaml").is_file():
-        text = (path / "config.yaml").read_text(encoding="utf-8")
+        text = read_text(path / "config.yaml")
         yield Result("fit", path, {"config": read_yaml(text, str(path / "config.yaml")), "text": text})
     else:
         for entry in sorted(path.iterdir()):
@@ -82,7 +95,8 @@ def _from_file(path: Path) -> Iterator[Result]:
     if {"suite", "rows"} <= keys:
         yield Result("bench", path, content)
     elif path.name == "experiment.json" and "steps" in keys:
-        yield _experiment(path.parent, content)
+        with naming(path):
+            yield _experiment(path.parent, content)
     elif "runs" in keys:
         yield Result("comparison" if "rows" in keys else "stream", path, content)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from recsys_topk.reports import plots, verdicts
+from recsys_topk.reports.overview import command_of, described, logged_values
 from recsys_topk.reports.paper import paper_curves, paper_figures
-from recsys_topk.reports.results import Result
+from recsys_topk.reports.results import Result, naming
 from recsys_topk.reports.tables import ResultTable, heading, short_name
-from recsys_topk.runs.metrics_file import read_rows
 from recsys_topk.runs.statistics import Runs, bands, curves, means, metric_names, spread, summarise
 
 if TYPE_CHECKING:
@@ -44,13 +43,14 @@ class Section:
     differences: list[str] = field(default_factory=list)  # differences between the two protocols
     commands: list[str] = field(default_factory=list)  # the commands that produced the results
     missing: list[str] = field(default_factory=list)  # missing parts of the results
+    folded: bool = False  # whether the section is collapsed by default
     details: dict[str, str] = field(default_factory=dict)  # long texts by heading, collapsed by default
 
 
 def section_of(result: Result) -> Section:
     """Return the section of a result."""
     record = result.content if result.kind == "experiment" else {}
-    section = Section(result.name, missing=list(result.missing))
+    section = Section(result.name, missing=list(result.missing), folded=result.kind == "fit")
     if record:
         about = record["about"]
         section.title, section.question, section.differences = about["title"], about["question"], about["differences"]
@@ -59,7 +59,8 @@ def section_of(result: Result) -> Section:
     elif "command" in result.content:
         section.commands = [shlex.join(result.content["command"])]
     for part in result.parts if record else (result,):
-        BUILDERS[part.kind](section, part, record)
+        with naming(part.path / "config.yaml" if part.kind == "fit" else part.path):
+            BUILDERS[part.kind](section, part, record)
     return section
 
 
@@ -302,11 +303,7 @@ def _scores(row: Mapping[str, Any]) -> int:
 
 def fit(section: Section, result: Result, record: Mapping[str, Any]) -> None:
     """Add the metrics of a single run to a section: the last value of each, and plots over steps."""
-    logged: dict[str, dict[int, float]] = {}
-    for row in read_rows(result.path / "metrics.csv"):
-        for name, text in row.items():
-            if name not in ("epoch", "step") and text and math.isfinite(float(text)):
-                logged.setdefault(name, {})[int(row["step"])] = float(text)
+    logged = logged_values(result.path)
     if not logged:
         section.missing.append("metrics.csv has no values yet")
     rows = [
@@ -318,17 +315,11 @@ def fit(section: Section, result: Result, record: Mapping[str, Any]) -> None:
         chosen = {n.partition("/")[2]: line for n, line in logged.items() if n.startswith(start) and len(line) > 1}
         if chosen:
             section.figures.append((_lines(chosen, {}, xlabel="step", title=title), f"{title} by step."))
-    config = result.content["config"] or {}
-    loss = (config.get("model") or {}).get("loss") or {}
-    section.question = f"{loss.get('class_path', 'a run').rpartition('.')[2]}, seed {config.get('seed_everything')}"
-    checkpoint = config.get("ckpt_path")
-    if checkpoint:  # a run of `test` or `validate`
-        measured = next((name.partition("/")[0] for name in logged if name.startswith(("test/", "val/"))), "test")
-        command = {"val": "validate"}.get(measured, measured)
-        section.title = f"{command}: {result.path.name}"
-        section.commands = [f"recsys-topk {command} --ckpt_path {shlex.quote(str(checkpoint))}"]
-    else:
-        section.commands = [f"recsys-topk fit --config {shlex.quote(str(result.path / 'config.yaml'))}"]
+    config, about = result.content["config"] or {}, described(result.content["config"] or {})
+    section.question = f"{about['loss'] or 'a run'}, {about['data']}, seed {config.get('seed_everything')}"
+    section.commands = [command_of(result)]
+    if config.get("ckpt_path"):  # a run of `test` or `validate`
+        section.title = f"{section.commands[0].split()[1]}: {result.path.name}"
     section.details["config.yaml"] = result.content["text"]
 
 

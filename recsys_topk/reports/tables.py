@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,9 @@ class ResultTable:
     @property
     def columns(self) -> list[str]:
         """The columns in which at least one row has a value."""
-        return list(dict.fromkeys(column for row in self.rows for column, value in row.items() if value is not None))
+        filled = {column for row in self.rows for column, value in row.items() if value not in (None, "")}
+        named = dict.fromkeys(column for row in self.rows for column in row)
+        return [column for column in named if column in filled and column != "#"]  # "#": the anchor of the row
 
     def kind(self, column: str) -> str:
         """Return ``text``, ``number``, or ``paper`` for a number that the paper reports."""
@@ -56,7 +59,7 @@ def short_name(metric: str) -> str:
         >>> short_name("test/joint_recall@10@20/200-in_batch")
         'joint@10@20, in_batch'
     """
-    name, _, lists = metric.removeprefix("test/").partition("/")
+    name, _, lists = re.sub("^(test|val)/", "", metric).partition("/")
     source = lists.partition("-")[2]
     return name.replace("_recall", "").replace("_", " ") + (f", {source}" if source else "")
 

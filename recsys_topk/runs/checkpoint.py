@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+import os
 import pickle
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from recsys_topk.datamodules import Schema, data_spec
+from recsys_topk.files import DamagedError, check_once, check_zip
 from recsys_topk.text import printable
 from recsys_topk.trust.documents import inspect_config
 from recsys_topk.trust.own_runs import recall
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Return the content of a checkpoint of `TrainingRun.fit`; its tensors are memory-mapped."""
-    import torch
+    """Return the content of a checkpoint of `TrainingRun.fit`; its tensors are read when they are used."""
+    from recsys_topk.cascades.shards import ShardsError, load_stored
 
     check_is_file(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        check_once([Path(path)], check_zip)
+        content = load_stored(path)
+    except ShardsError:
+        raise
+    except DamagedError as error:
+        raise DamagedError(f"{error}; {_another(Path(path))}") from error
+    except (RuntimeError, EOFError, ValueError, KeyError, MemoryError, pickle.UnpicklingError) as error:
         raise ValueError(
-            f"{str(path)!r} cannot be read: it is damaged, or no checkpoint ({type(error).__name__}); use another one, "
-            f"e.g. best.ckpt of the same run"
+            f"{str(path)!r} cannot be read: it is damaged, or no checkpoint ({type(error).__name__}); "
+            f"{_another(Path(path))}"
         ) from error
     if not isinstance(content, dict) or "stages" not in (content.get("hyper_parameters") or {}):
         raise ValueError(f"{str(path)!r} was not written by `recsys-topk fit`: it describes no cascade")
     parts = {"model": content["hyper_parameters"], "data": content.get("datamodule_hyper_parameters") or {}}
     inspect_config(parts, f"checkpoint {str(path)!r}", recall(path))
     return content
+
+
+def _another(path: Path) -> str:
+    """Return advice that names the newest whole checkpoint beside a damaged one."""
+    for other in sorted(path.parent.glob("*.ckpt"), key=lambda file: -file.stat().st_mtime_ns):
+        with suppress(DamagedError):
+            if other != path:
+                check_once([other], check_zip)
+                return f"use {str(other)!r}, the newest whole checkpoint there"
+    return "there is no other whole checkpoint in its folder; use a copy, or train again"
 
 
 def check_is_file(path: str | Path) -> None:
@@ -40,6 +60,40 @@ def check_is_file(path: str | Path) -> None:
         raise FileNotFoundError(
             f"no checkpoint {str(path)!r}; give the path of a .ckpt file written by `recsys-topk fit`"
         )
+
+
+@contextmanager
+def hiding_content(data: Mapping[str, Any]) -> Iterator[None]:
+    """Raise errors without words from the files that a checkpoint names as its data, which may be any files.
+
+    Args:
+        data: The options of the data in the checkpoint; empty if the user named the data.
+    """
+    try:
+        yield
+    except ValueError as error:
+        own = str(error).startswith("the checkpoint ")  # of `check_schema`
+        for path in () if own else _files(data):
+            with path.open("rb") as file:
+                words = re.findall(r"[^\s,;|\"']{3,}", file.read(1 << 16).decode("utf-8", "replace"))
+            shown = str(error).replace(str(path), "")
+            if any(word in shown for word in words):
+                raise ValueError(
+                    f"the data that the checkpoint names cannot be read ({path}, {type(error).__name__}); name them "
+                    f"yourself (--data.root) to see why"
+                ) from None
+        raise
+
+
+def _files(options: Any) -> Iterator[Path]:
+    """Yield the existing files among options, and those in existing folders."""
+    if isinstance(options, (Mapping, list, tuple)):
+        for inner in options.values() if isinstance(options, Mapping) else options:
+            yield from _files(inner)
+    elif isinstance(options, str) and 0 < len(options) < 1024 and "\0" not in options:
+        path = Path(options).expanduser()
+        found = [path, *islice(path.iterdir(), 100)] if path.is_dir() else [path]
+        yield from (file for file in found if file.is_file() and os.access(file, os.R_OK))
 
 
 def config_from_checkpoint(content: Mapping[str, Any]) -> dict[str, Any]:

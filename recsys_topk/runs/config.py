@@ -26,6 +26,7 @@ from recsys_topk.options import options_of
 from recsys_topk.registry import Registry, suggest
 from recsys_topk.trust import class_path, from_file, reading
 from recsys_topk.trust.documents import inspect_config, read_yaml, read_yaml_file
+from recsys_topk.trust.source import UntrustedError
 from recsys_topk.trust.typed import trusted_by
 
 CONFIGS = "recsys_topk.runs.configs"
@@ -71,7 +72,26 @@ def read_config(name: str) -> dict[str, Any]:
             raise ValueError(f"{source} has the key {key!r}, which only the user can give; remove it")
     inspect_config(content, source)
     _check_shape(content, source)
+    for key, value in flatten_config(content).items():
+        if key in ("wandb.entity", "wandb.mode") and value not in (None, "offline", "disabled"):
+            raise UntrustedError(
+                f"{source} sets {key} to {value!r}, but a file cannot choose where data are sent; remove it, and give "
+                f"--{key} or {key.upper().replace('.', '_')} if you want it"
+            )
     return {key: value for key, value in content.items() if key not in DROPPED}
+
+
+def typed_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a config that were typed or written in a program, without those of files that it names.
+
+    Example:
+        >>> typed_options({"config": ["simulated", {"logger": "wandb"}], "name": "a"})
+        {'logger': 'wandb', 'name': 'a'}
+    """
+    merged: dict[str, Any] = {}
+    for below in as_list(config.get("config")):
+        merged = merge(merged, typed_options(below)) if isinstance(below, Mapping) else merged
+    return merge(merged, {key: value for key, value in config.items() if key != "config"})
 
 
 def _check_shape(content: Mapping[Any, Any], source: str) -> None:
@@ -144,7 +164,7 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
         named = chosen.get("class_path") or DEFAULTS.get(key) or _default_objective(model["loss"])
         cls = registry_of(key).resolve(named)
         given = {**(by_loss.get(cls, {}) if key == "loss" else {}), **chosen.get("init_args", {})}
-        check_options(key, cls, given)
+        check_options(key, cls, given, config)
         holder[key] = {"class_path": class_path(cls), "init_args": given}
     if model.get("lr_scheduler") is not None:
         from recsys_topk.cascades.schedules import describe_schedule
@@ -153,8 +173,20 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def check_options(key: str, cls: type, given: Mapping[str, Any]) -> None:
-    """Raise if a class does not have one of the given options; suggest the nearest one."""
+def named_in(config: Mapping[str, Any], option: str) -> str:
+    """Return " (in FILE)" for the last config file that has an option; empty if it was typed, or no file has it."""
+    typed = flatten_config({key: value for key, value in config.items() if key != "config"})
+    found = ""
+    for below in as_list(config.get("config")) if option not in typed else ():
+        if isinstance(below, Mapping):
+            found = named_in(below, option) or found
+        elif any(f".{key}".endswith(f".{option}") for key in flatten_config(read_config(str(below)))):
+            found = f" (in {below})"
+    return found
+
+
+def check_options(key: str, cls: type, given: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Raise if a class does not have one of the given options of `config`; suggest the nearest one."""
     parameters = options_of(cls)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
@@ -163,7 +195,8 @@ def check_options(key: str, cls: type, given: Mapping[str, Any]) -> None:
         if option not in known:
             close = suggest(option, known, f"--{key}.{{}}")
             raise ValueError(
-                f"{cls.__name__} has no option {option!r} (--{key}.{option}); {close}it has: {', '.join(known)}"
+                f"{cls.__name__} has no option {option!r} (--{key}.{option}){named_in(config, f'{key}.{option}')}; "
+                f"{close}it has: {', '.join(known)}"
             )
 
 

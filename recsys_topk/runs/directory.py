@@ -33,6 +33,17 @@ def run_name(model: Any, data: Any, seed: int | bool | None) -> str:
     return "-".join(parts)
 
 
+def name_of_run(checkpoint: str | Path) -> str:
+    """Return the name of the run of a checkpoint; the name of the file if it lies outside a run directory.
+
+    Example:
+        >>> name_of_run("runs/first/checkpoints/best.ckpt"), name_of_run("mine.ckpt")
+        ('first', 'mine')
+    """
+    path = Path(checkpoint).resolve()
+    return path.parent.parent.name if path.parent.name == "checkpoints" else path.stem
+
+
 def first_process() -> bool:
     """Return whether this is the first process of a run (rank 0)."""
     if "RANK" in os.environ:
@@ -56,6 +67,8 @@ class RunDirectory:
             return
         try:
             parent.mkdir(parents=True, exist_ok=True)
+            for other in parent.glob("*/run.json"):
+                RunDirectory.open(other.parent)
             self.path = _new_folder(parent, name)
         except (FileExistsError, NotADirectoryError):
             raise ValueError(f"--out {str(parent)!r} is a file, or lies in one; give a folder for the runs") from None
@@ -68,6 +81,7 @@ class RunDirectory:
         """Return the directory of an existing run."""
         run = cls.__new__(cls)
         run.path, run._lock, run._new = path, None, False
+        run.settle()
         return run
 
     @property
@@ -81,8 +95,23 @@ class RunDirectory:
 
     def record(self, *, from_any_process: bool = False, **facts: Any) -> None:
         """Add entries to run.json; processes other than the first do so only with `from_any_process`."""
-        if first_process() or (from_any_process and self.path.is_dir()):
-            write_whole(self.path / "run.json", json.dumps({**self.facts, **facts}, indent=1) + "\n")
+        if not first_process() and not (from_any_process and self.path.is_dir()):
+            return
+        file, text = self.path / "run.json", json.dumps({**self.facts, **facts}, indent=1) + "\n"
+        try:
+            write_whole(file, text)
+        except OSError:
+            if facts.get("status", "running") == "running" or not file.is_file():
+                raise
+            with contextlib.suppress(OSError), file.open("r+b") as full:  # in place, which needs no space
+                full.write(text.encode())
+                full.truncate()
+
+    def settle(self) -> None:
+        """Record that the run has failed if its process is gone, e.g. killed, and could not record it."""
+        if self.facts.get("status") == "running" and first_process() and not self.busy:
+            with contextlib.suppress(OSError):
+                self.record(status="failed")
 
     @property
     def busy(self) -> bool:

@@ -13,10 +13,10 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger
 
 from recsys_topk.callbacks.predictions import PredictionWriter
-from recsys_topk.callbacks.progress import Pace, PlainProgress, RichProgress
+from recsys_topk.callbacks.progress import Pace, Progress
 from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint, WholeFileIO
 from recsys_topk.cascades.default_stages import default_stages
 from recsys_topk.cascades.module import CascadeModule
@@ -25,15 +25,16 @@ from recsys_topk.cascades.tables import tables_on_meta
 from recsys_topk.datamodules import CascadeDataModule, Schema
 from recsys_topk.evaluation.corpus_metrics import CorpusMetrics, corpus_options
 from recsys_topk.files import write_whole
+from recsys_topk.runs.agreement import SameOptions, check_port
 from recsys_topk.runs.checkpoint import check_schema, read_checkpoint
 from recsys_topk.runs.config import as_list
-from recsys_topk.runs.directory import RunDirectory, first_process, run_name
+from recsys_topk.runs.directory import RunDirectory, first_process, name_of_run, run_name
 from recsys_topk.runs.libraries import keep_freed_memory
 from recsys_topk.runs.metrics_file import MetricsFile
 from recsys_topk.runs.parser import as_dict, as_yaml, cascade, plain_error
 from recsys_topk.runs.preflight import announce_memory, check_monitors
 from recsys_topk.runs.resume import Resumption
-from recsys_topk.runs.wandb.logger import describe_run, make_wandb, wandb_loggers
+from recsys_topk.runs.wandb.logger import PROJECT, describe_run, make_wandb, wandb_loggers
 
 if TYPE_CHECKING:
     from recsys_topk.runs.run import Command, LogLine
@@ -132,9 +133,15 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             self.directory = self.resumption.run
             options.ckpt_path = None  # in config.yaml: a new run from it starts at the first step
         else:
-            name = options.name or run_name(self.model, self.datamodule, options.seed_everything)
-            name = name if self.command == "fit" else f"{self.command}-{name}"
+            if self.command == "fit":
+                name = options.name or run_name(self.model, self.datamodule, options.seed_everything)
+            else:
+                name = f"{self.command}-{options.name or name_of_run(options.ckpt_path)}"
             self.directory = RunDirectory(Path(options.out), name)
+            if self.directory.path.name != name:
+                self.log_line(
+                    f"NOTE: {Path(options.out) / name} exists already; this run goes to {self.directory.path}"
+                )
         if wanted.logger in (None, True):
             kwargs["logger"] = self.loggers()
         kwargs["default_root_dir"] = str(self.directory.path)
@@ -144,6 +151,7 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
             kwargs["plugins"] = [*plugins, WholeFileIO()]
         try:
             trainer: pl.Trainer = super().instantiate_trainer(**kwargs)
+            check_port(trainer.world_size)
         except (MisconfigurationException, TypeError, ValueError) as error:
             self.directory.discard()
             raise (ValueError(str(error)) if isinstance(error, TypeError) else error) from error
@@ -154,18 +162,25 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
     ) -> CascadeModule:
         """Build the model. Before its tables are allocated, log their size and raise if the machine is too small."""
         if self.command == "fit":
-            number, trainer = len(default_stages(schema.outline) if stages is None else stages), self.config.trainer
-            for line in announce_memory(schema, number, options, str(trainer.accelerator), trainer.strategy):
+            trainer = self.config.trainer
+            chosen = (
+                [*default_stages(schema.outline)] if stages is None else [StageConfig.of(stage) for stage in stages]
+            )
+            for line in announce_memory(schema, chosen, options, str(trainer.accelerator), trainer.strategy):
                 self.log_line(line)
         return cls(schema=schema, stages=stages, **options)
 
     def loggers(self) -> list[Logger]:
-        """Return the CSV logger and, if configured, the W&B logger; without a key it is offline and never prompts."""
+        """Return the CSV logger and the configured one. W&B without a key is offline and never prompts."""
         options = self.config
         done = self.resumption.steps if self.resumption is not None and first_process() else None
         loggers: list[Logger] = [MetricsFile(self.directory.path, keep_before=done)]
         if options.logger == "wandb" and options.wandb.mode != "disabled":
             loggers.append(make_wandb(self.directory, vars(options.wandb), self.command, options.ckpt_path))
+        elif options.logger == "mlflow":  # where: MLFLOW_TRACKING_URI, or the folder mlruns
+            loggers.append(MLFlowLogger(experiment_name=PROJECT, run_name=self.directory.path.name))
+        elif options.logger == "tensorboard":
+            loggers.append(TensorBoardLogger(self.directory.path, name="", version="tensorboard"))
         return loggers
 
     def callbacks(self) -> list[Callback]:
@@ -173,9 +188,9 @@ class CascadeCLI(LightningCLI):  # type: ignore[misc]  # lightning is untyped he
         options, wanted = self.config, self.config_init.trainer
         shows = wanted.enable_progress_bar is not False
         pace = Pace(every=1.0 if shows else None)
-        callbacks: list[Callback] = [pace]
+        callbacks: list[Callback] = [pace, SameOptions(self.options)]
         if shows:
-            callbacks.append(RichProgress(pace) if sys.stdout.isatty() else PlainProgress(pace, self.log_line))
+            callbacks.append(Progress(pace, self.log_line, terminal=sys.stdout.isatty()))
         if self.command == "fit" and self.model.monitor.endswith("/corpus"):
             callbacks.append(CorpusMetrics(**{**corpus_options(self.model.monitor), "baselines": ["popularity"]}))
         if self.command == "fit" and wanted.enable_checkpointing is not False:

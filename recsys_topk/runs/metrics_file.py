@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from recsys_topk.files import csv_text, write_whole
+from recsys_topk.files import csv_text, naming_disk_errors, write_whole
 
 
 class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here
@@ -61,14 +61,21 @@ class MetricsFile(Logger):  # type: ignore[misc]  # lightning is untyped here
             self.columns = sorted({*self.columns, *row})
             write_whole(self.path, csv_text([*rows, row], self.columns))
         else:
-            with self.path.open("a", newline="", encoding="utf-8") as file:
+            with naming_disk_errors(self.path), self.path.open("a", newline="", encoding="utf-8") as file:
                 file.write(csv_text([row], self.columns, head=False))
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a metrics file, without an incomplete last line."""
+    """Return the rows of a metrics file, without an incomplete last line. Raise if a value is not a number."""
     if not path.is_file():
         return []
-    text = path.read_text(encoding="utf-8")
-    complete = text[: text.rfind("\n") + 1]
-    return [{name: value or "" for name, value in row.items()} for row in csv.DictReader(io.StringIO(complete))]
+    rows = []
+    try:
+        text = path.read_text(encoding="utf-8")
+        for row in csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])):
+            rows.append({name: value or "" for name, value in row.items()})
+            int(row["step"] or 0), [float(value) for value in rows[-1].values() if value]
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        where = f"line {len(rows) + 1} of {path}"
+        raise ValueError(f"{where} is damaged ({error}); restore the file, or remove it to continue without") from error
+    return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
@@ -18,8 +18,9 @@ from recsys_topk.cascades.objectives.base import CascadeObjective
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.datamodules import CascadeDataModule
 from recsys_topk.losses.base import RankingLoss
+from recsys_topk.options import options_of
 from recsys_topk.registry import suggest
-from recsys_topk.runs.config import KEYS
+from recsys_topk.runs.config import KEYS, named_in, registry_of
 from recsys_topk.runs.wandb.environment import WANDB_OPTIONS
 from recsys_topk.strategies.torchrec import TorchRecStrategy
 from recsys_topk.trust.allowed import what_to_trust
@@ -34,7 +35,7 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "weights_only": (bool | None, None, "false: allow code in the checkpoint; only typed, never in a file"),
     "out": (str, "runs", "folder of the run directories"),
     "name": (str | None, None, "name of the run; derived from its options if not given"),
-    "logger": (Literal["csv", "wandb"], "csv", "metrics.csv is always written"),
+    "logger": (Literal["csv", "wandb", "mlflow", "tensorboard"], "csv", "metrics.csv is always written"),
     "log_checkpoints": (bool, False, "upload the weights of best and last to W&B after fit"),
     "baselines": (bool, True, "measure random order and popularity beside the result"),
     "save_every_minutes": (float, 5.0, "how often last.ckpt is saved inside an epoch"),
@@ -43,6 +44,9 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "wandb.tags": (list[str] | str | None, None, "tags of the W&B run, separated by commas"),
     "wandb.mode": (Literal["online", "offline", "disabled"] | None, None, "disabled: no W&B run"),
 }
+# What other programs call these options; an option is also found by the last part of its name (lr -> model.lr).
+ALIASES = {"epochs": "trainer.max_epochs", "seed": "seed_everything", "gpus": "trainer.devices"}
+ALIASES |= {"device": "trainer.accelerator", "learning_rate": "model.lr", "workers": "data.num_workers"}
 
 
 def cascade(
@@ -77,8 +81,13 @@ def make_parser() -> LightningArgumentParser:
     return parser
 
 
-def parse(parser: LightningArgumentParser, command: str, config: Mapping[str, Any]) -> Namespace:
-    """Return all options of a config in its long form with their types; raise one line on a mistake."""
+def parse(
+    parser: LightningArgumentParser, command: str, config: Mapping[str, Any], given: Mapping[str, Any]
+) -> Namespace:
+    """Return all options of a config in its long form with their types; raise one line on a mistake.
+
+    `given` is the config as it was given; the message names the file in it that has the mistake.
+    """
     try:
         return cast("Namespace", parser.parse_object(dict(config)))
     except argparse.ArgumentError as error:
@@ -88,11 +97,29 @@ def parse(parser: LightningArgumentParser, command: str, config: Mapping[str, An
             raise _denied(denied[1], config) from error
         unknown = re.fullmatch(r"(?:Group '(\S+)' does not accept o|O)ption '([\w.+-]+)'(?: is not accepted)?", text)
         if not unknown:
-            raise ValueError(plain_error(text)) from error
-        known = [f"--{key}" for key in (*parser.get_defaults().keys(), "resume", *KEYS, "lr_scheduler")]
-        option = "--" + ".".join(filter(None, unknown.groups()))
-        close = suggest(option, known, "{}")
-        raise ValueError(f"{command} has no option {option}; {close}--help_all lists them") from error
+            message = plain_error(text)
+            wrong = re.match(r"--([\w.]+): ", message)
+            raise ValueError(message + (named_in(given, wrong[1]) if wrong else "")) from error
+        option = ".".join(filter(None, unknown.groups()))
+        close = likely(option, [*parser.get_defaults().keys(), "resume", *KEYS, "lr_scheduler"], config)
+        where = named_in(given, option)
+        raise ValueError(f"{command} has no option --{option}{where}; {close}--help_all lists them") from error
+
+
+def likely(option: str, known: Sequence[str], config: Mapping[str, Any]) -> str:
+    """Return a hint for an unknown option; the options of the loss and the data in `config` are known, too.
+
+    Example:
+        >>> likely("epochs", [], {}) + likely("lr", ["model.lr"], {}) + likely("model.lrr", ["model.lr"], {})
+        'did you mean --trainer.max_epochs? did you mean --model.lr? did you mean --model.lr? '
+    """
+    parts = {"data": config.get("data"), "loss": (config.get("model") or {}).get("loss")}
+    classes = {key: registry_of(key).resolve(part["class_path"]) for key, part in parts.items() if part}
+    own = [f"{key}.{name}" for key, cls in classes.items() for name in options_of(cls)]
+    name = option.replace("-", "_")
+    same = [key for key in (*known, *own) if key.rpartition(".")[2] == name]
+    close = ALIASES.get(name) or next(iter(same), None)
+    return f"did you mean --{close}? " if close else suggest(f"--{option}", [f"--{key}" for key in known], "{}")
 
 
 def as_yaml(parser: LightningArgumentParser, options: Namespace) -> str:
@@ -143,4 +170,5 @@ def plain_error(message: str) -> str:
     text = re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", text).replace("Expected a ", "expected ", 1)
     text = re.sub(r"(?:typing\.)?Literal\[([^],]*)\]", r"\1", text)
     text = re.sub(r"(?:typing\.)?Literal\[(.*?)\]", r"one of \1", text)
+    text = text.replace("' or one of '", "', '")
     return f"--{option}: {text}" if option else text

@@ -11,8 +11,10 @@ from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 
-from recsys_topk.cascades.memory import check_memory, machine_memory, plan_memory
+from recsys_topk.cascades.memory import check_memory, plan_memory
 from recsys_topk.cascades.module import CascadeModule
+from recsys_topk.cascades.stage import StageConfig
+from recsys_topk.checks import machine_memory
 from recsys_topk.datamodules import Schema
 from recsys_topk.registry import suggest
 from recsys_topk.runs.checkpoint import check_is_file
@@ -63,17 +65,20 @@ _SMALL: Final = 256 * 2**20
 
 
 def announce_memory(
-    schema: Schema, stages: int, options: Mapping[str, Any], accelerator: str, strategy: Any
+    schema: Schema, stages: int | Sequence[StageConfig], options: Mapping[str, Any], accelerator: str, strategy: Any
 ) -> list[str]:
-    """Return the memory of the tables as lines; raise if the device has less. Sharded tables are not checked."""
+    """Return the memory of the cascade as lines; raise if the device has less. Sharded tables are not checked."""
     taken = inspect.signature(plan_memory).parameters
     arguments = {"stages": stages, **{name: value for name, value in options.items() if name in taken}}
     available = None if "torchrec" in str(strategy).lower() else _available(accelerator)
     plan = plan_memory(schema, **arguments) if available is None else check_memory(schema, available, arguments)
+    others = f"; other layers: {size_text(plan.layers + plan.training)}" if plan.layers else ""
+    others += f"; counts: {size_text(plan.counts)}" if plan.counts > 2**20 else ""
     if plan.total < _SMALL:
         parts = ", ".join(f"{size_text(plan.part(name))} {name}" for name in ("weights", "optimizer", "gradient"))
-        return [f"tables of {plan.copies} stages: {parts}"]
-    return ["tables, before they are allocated:", *(f"  {line}" for line in table(plan.lines()).splitlines())]
+        return [f"tables of {plan.copies} stages: {parts}{others}"]
+    lines = [f"  {line}" for line in table(plan.lines()).splitlines()]
+    return [f"tables, before they are allocated{others}:", *lines]
 
 
 def _available(accelerator: str) -> int | None:

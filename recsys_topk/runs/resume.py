@@ -88,6 +88,8 @@ def plan_resumption(wanted: str, out: Path, name: str | None = None) -> Resumpti
     if not isinstance(saved, dict):
         raise ValueError(f"{run.path / 'config.yaml'} is not the config of a run")
     config = {name: value for name, value in saved.items() if name not in ("ckpt_path", "weights_only")}
+    if isinstance(config.get("wandb"), dict):  # a file cannot choose where data are sent
+        config["wandb"] = {name: value for name, value in config["wandb"].items() if name not in ("entity", "mode")}
     trust = recall(run.path)
     inspect_config(config, str(run.path / "config.yaml"), trust)
     loop = (content.get("loops") or {}).get("fit_loop")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import builtins
 import logging
 import os
+import shlex
 import signal
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from recsys_topk.runs.checkpoint import config_from_checkpoint, describe_checkpoint, read_checkpoint
-from recsys_topk.runs.config import resolve
+from recsys_topk.runs.checkpoint import config_from_checkpoint, describe_checkpoint, hiding_content, read_checkpoint
+from recsys_topk.runs.config import as_list, as_options, flatten_config, resolve, typed_options
 from recsys_topk.runs.directory import RunDirectory, Status, first_process
 from recsys_topk.runs.resume import LONGER, Resumption, check_changes, plan_resumption
 from recsys_topk.runs.wandb.environment import with_wandb_environment
@@ -45,7 +49,7 @@ class TrainingRun:
             checkpoint in a run directory. The options of the run are restored; `config` may extend the training.
         trust: Packages whose classes a config file, checkpoint or run directory may name, e.g. ``["my_package"]``; see
             `recsys_topk.trust`. The packages of classes that `config` names itself are trusted.
-        log_line: Called with one line of text at a time; by default the lines are logged.
+        log_line: Called with one line of text at a time; by default the lines are logged, and in a notebook printed.
 
     Example::
 
@@ -60,11 +64,14 @@ class TrainingRun:
         *,
         resume: str | Path | None = None,
         trust: Sequence[str] = (),
-        log_line: LogLine = log.info,
+        log_line: LogLine | None = None,
     ) -> None:
+        if log_line is None:
+            log_line = _print_line if hasattr(builtins, "__IPYTHON__") else log.info
         # Typed options override the environment, which overrides files.
         self.config = with_wandb_environment(config)
         self.trust = (*trust, *trusted_by(config))
+        self.started = time.monotonic()
         self.log_line: LogLine = log_line if first_process() else lambda text: None
         self.resumption: Resumption | None = None
         self._parts: CascadeCLI | None = None
@@ -111,6 +118,14 @@ class TrainingRun:
         """The newest value of every metric."""
         return {name: float(value) for name, value in self.trainer.callback_metrics.items()}
 
+    def typed(self, command: Command) -> str | None:
+        """Return the command line of this config; None if it has parts that cannot be typed."""
+        values = [value for given in flatten_config(self.config).values() for value in as_list(given)]
+        if any(isinstance(value, Mapping) for value in values):
+            return None
+        resumed = [] if self.resumption is None else ["--resume", str(self.resumption.run.path)]
+        return shlex.join(["recsys-topk", command, *resumed, *as_options(self.config)])
+
     def options(self, command: Command = "fit") -> dict[str, Any]:
         """Return the whole config with defaults; raise on a mistake. Nothing is built."""
         with self._parsed(command, self._resolve(command)[0]) as (parser, values):
@@ -129,7 +144,8 @@ class TrainingRun:
                 from recsys_topk.runs.preflight import check_hardware
 
                 check_hardware(vars(values.trainer))
-                self._parts = CascadeCLI(command, parser, values, self.resumption, self.log_line)
+                with hiding_content(self._named_data(command)):
+                    self._parts = CascadeCLI(command, parser, values, self.resumption, self.log_line)
         return self._parts
 
     def fit(self) -> dict[str, float]:
@@ -148,13 +164,13 @@ class TrainingRun:
         from recsys_topk.runs.wandb.logger import wandb_loggers
 
         self.directory.claim()
-        trusted = remember(self.directory.path, self.trust) if first_process() else {}
-        self.directory.record(status="running", monitor=self.model.monitor, **trusted)
-        for logger in wandb_loggers(self.trainer.loggers):
-            self.directory.record(**run_facts(logger))
         status: Status = "failed"
         refused = False
         try:
+            trusted = remember(self.directory.path, self.trust) if first_process() else {}
+            self.directory.record(status="running", monitor=self.model.monitor, **trusted)
+            for logger in wandb_loggers(self.trainer.loggers):
+                self.directory.record(**run_facts(logger))
             report_start(self, "fit")
             with _weights_fit(), watch_processes(self):
                 self.trainer.fit(self.model, datamodule=self.data, **parts.checkpoint_options)
@@ -247,6 +263,17 @@ class TrainingRun:
         finally:
             self.trainer.callbacks.remove(callback)
 
+    def _named_data(self, command: Command) -> Mapping[str, Any]:
+        """Return the options of the data that a checkpoint or a run directory names, without those that were typed."""
+        named: Mapping[str, Any] = {}
+        if self.resumption is not None:
+            named = self.resumption.config
+        elif command != "fit":
+            named = config_from_checkpoint(read_checkpoint(self.config["ckpt_path"]))
+        typed = flatten_config({"data": typed_options(self.config).get("data") or {}})
+        options = flatten_config({"data": named.get("data") or {}})
+        return {key: value for key, value in options.items() if key not in typed}
+
     def _resolve(self, command: Command) -> tuple[dict[str, Any], Sequence[str]]:
         """Return the config in its long form, and lines that say what is restored.
 
@@ -266,7 +293,12 @@ class TrainingRun:
                 content = read_checkpoint(checkpoint)
                 lines = describe_checkpoint(checkpoint, content)
                 config = {"config": [config_from_checkpoint(content), config]}
-            return resolve(config), lines
+            resolved, typed = resolve(config), typed_options(self.config)
+        wandb = dict(resolved.get("wandb") or {})
+        if resolved.get("logger") == "wandb" and typed.get("logger") != "wandb" and wandb.get("mode") is None:
+            resolved["wandb"] = {**wandb, "mode": "offline"}
+            lines = [*lines, "W&B is offline, because a file chose it; --logger wandb sends the run to the server"]
+        return resolved, lines
 
     @contextmanager
     def _parsed(self, command: Command, config: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
@@ -280,12 +312,16 @@ class TrainingRun:
             quiet_libraries()
             with guarded():
                 parser = make_parser()
-                values = parse(parser, command, config)
+                values = parse(parser, command, config, self.config)
                 check_options(values)
                 if self.resumption is not None:
                     for line in check_changes(self.resumption, config, as_dict(parser, values)):
                         self.log_line(line)
                 yield parser, values
+
+
+def _print_line(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
 
 
 @contextmanager

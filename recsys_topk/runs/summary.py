@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,8 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 from recsys_topk.callbacks.resume_point import BestCheckpoint, ResumePoint
 from recsys_topk.cascades.features import table_sizes
 from recsys_topk.evaluation.list_baselines import Baselines, measure_baselines
+from recsys_topk.files import write_whole
 from recsys_topk.runs.directory import first_process
-from recsys_topk.runs.metrics_file import MetricsFile
+from recsys_topk.runs.metrics_file import MetricsFile, read_rows
 from recsys_topk.runs.wandb.logger import log_end
 from recsys_topk.text import size_text, table
 from recsys_topk.trust import class_path
@@ -65,11 +69,15 @@ def report_end(run: TrainingRun, command: Command) -> None:
     """Log the metrics with baselines, the written files and the next commands; log the metrics to W&B as well."""
     if not first_process():
         return
-    split: Split = "val" if command in ("fit", "validate") else "test"
+    split = split_of(command)
     shown = {name: value for name, value in run.metrics.items() if name.startswith(f"{split}/")}
-    popularity = report_metrics(run, split, shown) if shown else None
     best = next((part for part in run.trainer.checkpoint_callbacks if isinstance(part, BestCheckpoint)), None)
-    if command == "fit" and best is not None and best.best_model_score is not None:
+    if command != "fit" or best is None or best.best_model_score is None:
+        best = None
+    popularity = (
+        report_metrics(run, command, shown, None if best is None else best_metrics(run, best)) if shown else None
+    )
+    if best is not None:
         value = float(best.best_model_score)
         run.log_line(f"best {best.monitor} {value:.4f} (best.ckpt)")
         for line in advice(run.trainer.global_step, value, popularity):
@@ -108,19 +116,36 @@ def advice(steps: int, value: float, popularity: float | None) -> list[str]:
     return lines
 
 
-def report_metrics(run: TrainingRun, split: Split, metrics: Mapping[str, float]) -> float | None:
-    """Log the metrics of a split in one table with those of random order, popularity and the oracle.
+def split_of(command: Command) -> Split:
+    """Return the split whose metrics a command reports."""
+    return "val" if command in ("fit", "validate") else "test"
 
-    Metrics over the whole catalogue (`--corpus`) have other baselines and get a second table.
+
+def best_metrics(run: TrainingRun, best: BestCheckpoint) -> dict[str, float]:
+    """Return the validation metrics at the step of best.ckpt, from metrics.csv; empty if they are not there."""
+    score, rows = float(best.best_model_score), read_rows(run.directory.path / "metrics.csv")
+    at = next((row["step"] for row in rows if math.isclose(float(row.get(best.monitor) or "nan"), score)), None)
+    same = [row for row in rows if row["step"] == at]
+    return {name: float(text) for row in same for name, text in row.items() if text and name.startswith("val/")}
+
+
+def report_metrics(
+    run: TrainingRun, command: Command, metrics: Mapping[str, float], best: Mapping[str, float] | None = None
+) -> float | None:
+    """Log the metrics of a command in one table with those of random order, popularity and the oracle.
+
+    If the metrics of best.ckpt (`best`) are others than the last ones, both are shown. Metrics over the whole
+    catalogue (`--corpus`) have other baselines and get a second table.
 
     Returns:
         The monitored metric of a ranking by popularity, if it was measured.
     """
-    model, data = run.model, run.data
+    model, data, split = run.model, run.data, split_of(command)
     baselines = Baselines({}, 0)
     shards = [name for name in data.splits[split] if name != split]
     days = f" {' to '.join(dict.fromkeys((shards[0], shards[-1])))}" if shards else ""
     where = f"{split}{days}: {data.lists_text(split)}"
+    result: dict[str, Any] = {"command": run.typed(command), "seconds": round(time.monotonic() - run.started, 1)}
     if run.parts().options["baselines"]:
         batches = run.trainer.num_val_batches if split == "val" else run.trainer.num_test_batches
         try:
@@ -129,39 +154,52 @@ def report_metrics(run: TrainingRun, split: Split, metrics: Mapping[str, float])
             where += "" if "popularity" in baselines.metrics else ", without popularity: there are no training data"
         except Exception as error:  # the metrics of the run are shown even if a user's data module fails here
             where += f"; no baselines: {type(error).__name__}: {error}"
+    result |= {"objective": model.objective.name, "baselines": baselines.metrics}
+    write_whole(run.directory.path / "result.json", json.dumps(result, indent=1) + "\n")
+    both = best is not None and any(best.get(name, value) != value for name, value in metrics.items())
+    shown = {"best": best or {}, "last": metrics} if both else {"this run": metrics}
     catalogue = {name: value for name, value in metrics.items() if re.search(r"/.*/\D", name)}
     rows: list[dict[str, object]] = []
-    for metric, value in ((name.split("/")[1], metrics[name]) for name in metrics if name not in catalogue):
+    for name in (name for name in metrics if name not in catalogue):
+        metric = name.split("/")[1]
         others = {ranker: values.get(metric) for ranker, values in baselines.metrics.items()}
-        rows.append({"metric": metric, "this run": value, **others})
+        rows.append({"metric": metric, **{column: values.get(name) for column, values in shown.items()}, **others})
     _log_table(run, where, rows)
-    quotas = " -> ".join(map(str, model.cascade.quotas))
-    run.log_line(f"joint recall: share of the {model.k} right items left after {quotas}")
+    quotas, k, right = " -> ".join(map(str, model.cascade.quotas)), model.k, baselines.right
+    few = f"right items left after {quotas}; a list holds {right:.3g} of them on average, and at most {k} count"
+    all_k = f"{k} right items left after {quotas}"
+    run.log_line(f"joint recall: share of the {few if 0 < right < 0.95 * k else all_k}")
     if catalogue:
-        _log_table(run, f"{split}: the whole catalogue", corpus_rows(catalogue))
+        _log_table(
+            run, f"{split}: the whole catalogue", corpus_rows(catalogue, {} if best is None or not both else best)
+        )
     if model.monitor.endswith("/corpus"):
         return metrics.get(f"{split}/{model.monitor.removesuffix('corpus')}popularity")
     return baselines.metrics.get("popularity", {}).get(model.monitor)
 
 
-def corpus_rows(metrics: Mapping[str, float]) -> list[dict[str, object]]:
-    """Return metrics over the whole catalogue as rows of a table, one column per ranker.
+def corpus_rows(metrics: Mapping[str, float], best: Mapping[str, float]) -> list[dict[str, object]]:
+    """Return metrics over the whole catalogue as rows of a table, one column per ranker; `best`: those of best.ckpt.
 
     Example:
-        >>> corpus_rows({"test/ndcg@5/corpus": 0.1, "test/ndcg@5/random": 0.01})
-        [{'metric': 'ndcg@5', 'this run': 0.1, 'random': 0.01}]
+        >>> corpus_rows({"val/ndcg@5/corpus": 0.1, "val/ndcg@5/random": 0.01}, {"val/ndcg@5/corpus": 0.2})
+        [{'metric': 'ndcg@5', 'best': 0.2, 'last': 0.1, 'random': 0.01}]
     """
     rows: dict[str, dict[str, object]] = {}
     for name, value in metrics.items():
         _, metric, ranker = name.split("/", 2)
-        rows.setdefault(metric, {"metric": metric})["this run" if ranker == "corpus" else ranker] = value
+        row = rows.setdefault(metric, {"metric": metric})
+        if ranker == "corpus" and best:
+            row |= {"best": best.get(name), "last": value}
+        else:
+            row["this run" if ranker == "corpus" else ranker] = value
     return list(rows.values())
 
 
 def _log_table(run: TrainingRun, title: str, rows: Sequence[Mapping[str, object]]) -> None:
     """Log a table of rankers: random order, baselines, this run, and what it is compared with (oracle, index)."""
     rankers = dict.fromkeys(name for row in rows for name in row)
-    first, last = ("metric", "random", "popularity"), ("this run", "oracle", "index")
+    first, last = ("metric", "random", "popularity"), ("this run", "best", "last", "oracle", "index")
     between = [name for name in rankers if name not in (*first, *last)]
     run.log_line(f"\n{title}")
     run.log_line(table(rows, [name for name in (*first, *between, *last) if name in rankers]))

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -45,6 +45,7 @@ class Trial:
     place: Mapping[str, Any]  # the options that do not: folder, name, logger and output
     target: Path  # the file with the results
     trust: tuple[str, ...] = ()  # packages whose classes its files may name
+    tests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the options of each further test, by name
 
     def read(self) -> dict[str, Any]:
         """Return the results, empty if there are none; raise if the file was written with other options."""
@@ -64,13 +65,16 @@ class Trial:
 
     def identity(self) -> dict[str, Any]:
         """Return the entries of the file that identify the run."""
-        return {"seed": self.seed, "given": json.loads(json.dumps(self.config))}
+        given = {**self.config, **({"tests": self.tests} if self.tests else {})}
+        return {"seed": self.seed, "given": json.loads(json.dumps(given))}
 
-    def run(self, **trainer: Any) -> TrainingRun:
-        """Return the run, not trained yet."""
+    def run(self, test: str | None = None, **trainer: Any) -> TrainingRun:
+        """Return the run, not trained yet; with the options and the name of a further test if one is given."""
+        place = self.place if test is None else {**self.place, "name": f"{self.place['name']}-{file_name(test)}"}
         above = {"wandb": self.place["wandb"]}  # above the environment, which overrides configs
         config = copy.deepcopy(dict(self.config))  # the parser writes into the lists that it is given
-        run = TrainingRun({"config": [config, self.place, {"trainer": trainer}], **above}, trust=self.trust)
+        further = {} if test is None else self.tests[test]
+        run = TrainingRun({"config": [config, further, place, {"trainer": trainer}], **above}, trust=self.trust)
         if run.trainer.world_size > 1:
             raise ValueError(f"each run trains on one device, got {run.trainer.world_size}; use --trainer.devices 1")
         return run
@@ -91,6 +95,8 @@ class Competition:
     out: Path = Path("runs/compare")  # folder of the results
     jobs: int = 1  # number of parallel runs; with more than one, each has one thread
     logger: Literal["csv", "wandb"] = "csv"  # "csv", or "wandb" (offline without a key)
+    # Further tests of every trained run: the options that differ from those of the run, by name.
+    tests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise if there is nothing to run, or if two competitors would write to the same file."""
@@ -113,7 +119,7 @@ class Competition:
         """
         self.check()
         return [
-            self.trial(label, variant, seed, f"{file_name(label)}-s{seed}", place, job)
+            replace(self.trial(label, variant, seed, f"{file_name(label)}-s{seed}", place, job), tests=self.tests)
             for seed in range(self.seeds)
             for label, variant in self.variants.items()
         ]

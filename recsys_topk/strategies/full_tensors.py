@@ -1,4 +1,4 @@
-"""Conversion between shards and full tensors, so that checkpoints do not depend on the strategy."""
+"""Full tensors of shards, for checkpoints in one file; and the initial values of tables on the meta device."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recsys_topk.cascades.optimizers import table_collections
-from recsys_topk.cascades.tables import copy_into, place_of
+from recsys_topk.cascades.shards import Keys, place_of, put, split
 
 # Number of table rows that are initialised at once. Changing it changes the initial values.
 ROWS_AT_ONCE = 1 << 16
@@ -23,55 +22,23 @@ def gather(tree: Any) -> Any:
 
     A process may lack keys: with table-wise sharding it has only the optimizer state of its own tables.
     """
-    if not isinstance(tree, Mapping):
-        return tree
-    rest, shards = _split(tree)
+    rest, sharded = split(tree)
+    shards = [
+        (path, tuple(value.size()), place_of(one), one.tensor.detach().cpu())
+        for path, value in sharded.items()
+        for one in value.local_shards()
+    ]
     received: list[Any] = [None] * dist.get_world_size()
     dist.gather_object(shards, received if dist.get_rank() == 0 else None, dst=0)
     if dist.get_rank() != 0:
         return {}
-    full: dict[tuple[str, ...], Tensor] = {}
+    full: dict[Keys, Tensor] = {}
     for path, size, where, values in (shard for part in received for shard in part):
         if path not in full:
             full[path] = torch.zeros(size, dtype=values.dtype)
+            put(rest, path, full[path])
         full[path][where] = values.view(full[path][where].shape)
-    for path, tensor in full.items():
-        holder = rest
-        for key in path[:-1]:
-            holder = holder.setdefault(key, {})
-        holder[path[-1]] = tensor
     return rest
-
-
-def _split(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> tuple[dict[str, Any], list[Any]]:
-    """Return the values that are not sharded, and the shards of this process with their positions."""
-    rest: dict[str, Any] = {}
-    shards: list[Any] = []
-    for key, value in tree.items():
-        if isinstance(value, ShardedTensor):
-            found = value.local_shards()
-            shards += [((*path, key), tuple(value.size()), place_of(one), one.tensor.detach().cpu()) for one in found]
-        elif isinstance(value, Mapping):
-            rest[key], inner = _split(value, (*path, key))
-            shards += inner
-        else:
-            rest[key] = value
-    return rest, shards
-
-
-def load_into(module: nn.Module, saved: Mapping[str, Tensor], strict: bool = True) -> None:
-    """Load full tensors into a module with sharded tables. Each process loads its own shards."""
-    own = module.state_dict()
-    wrong = sorted(set(own) ^ set(saved)) if strict else []
-    wrong += [key for key, value in own.items() if key in saved and tuple(value.size()) != tuple(saved[key].shape)]
-    if wrong:
-        raise ValueError(
-            f"the weights of the checkpoint do not match this model (first mismatch: {wrong[0]}); use the options that "
-            f"it was trained with"
-        )
-    for key, value in own.items():
-        if key in saved:
-            copy_into(value, saved[key])
 
 
 def draw_tables(module: nn.Module, configs: Mapping[str, Sequence[Any]]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
@@ -22,10 +23,11 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.optimizers import table_collections
-from recsys_topk.cascades.tables import configs_of, copy_into
+from recsys_topk.cascades.shards import ENTRY, copy_into, load_into, load_stored, save_shards, split
+from recsys_topk.cascades.tables import configs_of
 from recsys_topk.datamodules.base import CascadeDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
-from recsys_topk.strategies.full_tensors import draw_tables, gather, load_into
+from recsys_topk.strategies.full_tensors import draw_tables, gather
 from recsys_topk.strategies.sharding import Sharder, Sharding, allowed_kinds, bytes_of, plan_tables, quiet_planner
 
 
@@ -33,8 +35,9 @@ class TorchRecStrategy(DDPStrategy):  # type: ignore[misc]  # lightning is untyp
     """Lightning strategy for tables that are too large for one process: TorchRec shards them, DDP trains the rest.
 
     Training is equivalent to training in one process on the whole batch. Tables need an optimizer that updates them
-    inside backward (``embedding_optimizer`` sgd, adagrad or rowwise_adagrad). Checkpoints contain full tensors under
-    the same names as without sharding, so they can be loaded with any strategy and any number of processes.
+    inside backward (``embedding_optimizer`` sgd, adagrad or rowwise_adagrad). Checkpoints have the same names as
+    without sharding and can be loaded with any strategy and any number of processes. Those of large tables have a
+    folder beside them, into which each process writes its own shards.
 
     The backend is Gloo on CPUs and NCCL on CUDA devices. NCCL was not tested.
 
@@ -46,6 +49,8 @@ class TorchRecStrategy(DDPStrategy):  # type: ignore[misc]  # lightning is untyp
         tables_on_meta: Build tables on the meta device; each process initialises its own part. The values then depend
             on the seed but not on the number of processes. They differ from those of a run without this option.
         timeout_minutes: Minutes after which a process stops waiting for another one.
+        single_file: Up to this size of the tables, without optimizer state, process 0 gathers full tensors and writes
+            a checkpoint as one file.
 
     Example::
 
@@ -60,12 +65,14 @@ class TorchRecStrategy(DDPStrategy):  # type: ignore[misc]  # lightning is untyp
         memory: str | None = None,
         tables_on_meta: bool = False,
         timeout_minutes: float = 30.0,
+        single_file: str = "100MB",
     ) -> None:
         super().__init__(timeout=timedelta(minutes=timeout_minutes))
         allowed_kinds(sharding, None)
         self.sharding: Sharding = sharding
         self.memory = None if memory is None else bytes_of(memory)
         self.tables_on_meta = tables_on_meta
+        self.single_file = bytes_of(single_file)
         self.plan: ShardingPlan | None = None
 
     @classmethod
@@ -147,21 +154,26 @@ class TorchRecStrategy(DDPStrategy):  # type: ignore[misc]  # lightning is untyp
         data = getattr(self.lightning_module.trainer, "datamodule", None)
         return data.rows_per_batch() if isinstance(data, CascadeDataModule) else 1024
 
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return full tensors in process 0, which writes the checkpoint."""
-        found: dict[str, Any] = gather(dict(self.lightning_module.state_dict()))
-        return found
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write small tables as full tensors into one file, and large ones as shards of each process beside it."""
+        rest, shards = split(checkpoint)
+        tables = sum(value.size().numel() * value.dtype.itemsize for path, value in shards.items() if len(path) == 2)
+        if not self.reduce_boolean_decision(tables > self.single_file, all=False) or "://" in str(filepath):
+            rest = gather(checkpoint)
+        else:
+            name = self.broadcast(f"shards-{secrets.token_hex(4)}")
+            rest[ENTRY] = save_shards(shards, Path(filepath).parent / name)
+        super().save_checkpoint(rest, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read a checkpoint without the tables: each process reads its own shards later."""
+        if "://" in str(checkpoint_path):
+            return dict(super().load_checkpoint(checkpoint_path, weights_only))
+        return load_stored(checkpoint_path, weights_only is not False)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Load full tensors. Each process loads its own shards of the tables."""
+        """Load the weights. Each process loads its own shards of the tables."""
         load_into(self.lightning_module, checkpoint["state_dict"], strict)
-
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Return the optimizer state with full tensors in process 0."""
-        if isinstance(optimizer, LightningOptimizer):
-            optimizer = optimizer._optimizer
-        found: dict[str, Any] = gather(optimizer.state_dict())
-        return found
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load an optimizer state that any number of processes saved. Each process loads its own shards."""

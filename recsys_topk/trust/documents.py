@@ -41,7 +41,7 @@ def read_yaml(text: str, source: str) -> Any:
 
 def read_yaml_file(path: Path) -> Any:
     """Return the plain values of a YAML file; see `read_yaml`."""
-    return read_yaml(_text(path), str(path))
+    return read_yaml(read_text(path), str(path))
 
 
 def check_bounds(text: str, source: str) -> None:
@@ -131,7 +131,8 @@ def _existing(folder: Path, text: str) -> Path | None:
     return paths[0] if paths else None
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a file up to the limit of `read_yaml`; raise with its name if it is not text."""
     try:
         with path.open(encoding="utf-8") as file:
             return file.read(MAX_CHARACTERS + 1)

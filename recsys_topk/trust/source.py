@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
+
+from recsys_topk.files import check_once, check_zip
 
 _reading: ContextVar[tuple[str, ...] | None] = ContextVar("reading", default=None)
 
@@ -37,13 +40,15 @@ def reading(trust: Iterable[str] = ()) -> Iterator[tuple[str, ...]]:
 
 @contextmanager
 def loading(source: Any, options: dict[str, Any], trust: Iterable[str] = ()) -> Iterator[None]:
-    """Make a call of Lightning's `load_from_checkpoint` safe: safe unpickling, and `reading` for all names.
+    """Make a call of Lightning's `load_from_checkpoint` safe: a whole file, safe unpickling, `reading` for all names.
 
     `options`, the keyword arguments of the call, are modified in place. `source` names the checkpoint in messages.
     """
     if options.get("weights_only") is None:
         options["weights_only"] = True
     options["_instantiator"] = None  # a function that Lightning would take from the checkpoint
+    if isinstance(source, (str, Path)) and Path(source).is_file():
+        check_once([Path(source)], check_zip)
     try:
         with reading(trust):
             yield

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recsys_topk.bench.isolated import growth_of
+from recsys_topk.bench.isolated import _add_targets, growth_of
 from recsys_topk.bench.result import regressions
 from recsys_topk.bench.subjects import DATA, Batch, one_pass, subjects, too_big
 from recsys_topk.bench.timing import Shape, growth_exponent, in_own_process, interleaved, peak_growth
@@ -57,9 +57,21 @@ def test_data_has_grades_ties_and_bfloat16(tmp_path: Path) -> None:
     assert [batches[data].labels.unique().tolist() for data in ("binary", "graded")] == [[0, 1], [0, 1, 2, 3, 4]]
     assert [has_ties(batches[data].scores.detach().float()) for data in ("graded", "ties")] == [False, True]
     assert (batches["bf16"].scores.dtype, batches["bf16"].plain.dtype) == (torch.bfloat16, torch.float32)
-    assert main(["losses", *FAST, "--names", "approx_ndcg-k", "--data", *DATA, "--json", str(target)]) == 0
+    assert main(["losses", *FAST, "--names", "ranknet", "arf_v2", "--data", *DATA, "--json", str(target)]) == 0
     names = [row["name"] for row in json.loads(target.read_text())["rows"]]
-    assert names == ["approx_ndcg-k", "approx_ndcg-k-graded", "approx_ndcg-k-ties", "approx_ndcg-k-bf16"]
+    kinds = ["", "-graded", "-k", "-ties", "-bf16", "-weights", "-graded-weights"]
+    assert [name for name in names if "ranknet" in name] == [f"ranknet{kind}" for kind in kinds]
+    assert [name for name in names if "arf" in name] == [f"arf_v2{kind}" for kind in kinds[:5]]  # it takes no weights
+    assert batches["weights"].items.shape == (4, 50)
+    assert (batches["graded"].k, batches["k"].k) == (None, 3)
+
+
+def test_targets_of_weighted_losses_follow_from_the_same_run() -> None:
+    names = ["ranknet-graded", "ranknet-graded-weights", "sinkhorn", "bce-weights", "softmax"]
+    rows = [{"name": name, "shape": "1024x200x10", "ratio": 5.0} for name in names]
+    rows.append({"name": "sinkhorn", "shape": "1x5x2", "ratio": 1.0})
+    _add_targets(rows)
+    assert [row.get("target") for row in rows] == [20, 6.0, 10, None, None, None]
 
 
 def test_wrong_usage_exits_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from recsys_topk.callbacks.progress import Pace, PlainProgress, progress_line
+from recsys_topk.callbacks.progress import Pace, Progress, progress_line
 from recsys_topk.metrics import JointRecall
 from recsys_topk.runs.metrics_file import MetricsFile, read_rows
 from tests.cascades.test_module import batches, module, trainer
@@ -70,7 +71,7 @@ def test_rate_excludes_validation(tmp_path: Path) -> None:
 def test_plain_progress_writes_lines_for_a_log(tmp_path: Path) -> None:
     lines: list[str] = []
     pace = Pace(every=0.0)
-    run = trainer(tmp_path, callbacks=[pace, PlainProgress(pace, lines.append, every=0.0)], enable_progress_bar=True)
+    run = trainer(tmp_path, callbacks=[pace, Progress(pace, lines.append, every=0.0)], enable_progress_bar=True)
     run.fit(module(), batches(2), batches(1))
     run.test(module(), batches(2), verbose=False)
     assert lines[0].startswith("epoch 1/1  batch 1/2  loss ")
@@ -79,6 +80,28 @@ def test_plain_progress_writes_lines_for_a_log(tmp_path: Path) -> None:
     assert lines[2] == "validation  batch 1/1"
     assert "val recall (12) 0." in lines[3]
     assert lines[-1] == "test  batch 2/2"
+
+
+@pytest.mark.parametrize("width", [60, 100, 130])
+def test_terminal_keeps_one_line_per_epoch_and_shows_the_total_time_left(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a terminal shows: text after the last carriage return of each line."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    pace, lines = Pace(every=0.0), list[str]()
+    progress = Progress(pace, lines.append, terminal=True)
+    progress.every = 0.0
+    model = module()
+    trainer(tmp_path, callbacks=[pace, progress], max_epochs=3, enable_progress_bar=True).fit(
+        model, batches(4), batches(1)
+    )
+    assert [line.partition("  ")[0] for line in lines] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
+    assert all(re.search(r"val recall \(12\) [01]\.\d{3}", line) and len(line) <= width for line in lines)
+    assert len(lines[-1].partition("val recall (12) ")[2].split()[1]) == 3  # a bar per epoch
+    drawn = [part for part in capsys.readouterr().out.split("\r\x1b[K") if "epoch" in part]
+    assert len(drawn) == 12
+    assert all(len(line) < width for line in drawn)
+    assert all(line.endswith(" left") for line in drawn[1:])  # from the second step to the last
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 130])
@@ -91,7 +114,8 @@ def test_progress_line_fits_the_width_and_shows_values_in_order(width: int, epoc
     assert "812/1234  loss 10.912" in line
     shown = [name for name in values if f"{name} {values[name]}" in line]
     assert shown == list(values)[: len(shown)]
-    assert len(shown) >= {60: 1, 80: 2, 100: 2, 130: 4}[width]
+    assert line.endswith("  0:20:34 left")
+    assert len(shown) >= {60: 1, 80: 1, 100: 2, 130: 3}[width]
 
 
 def test_shown_loss_is_the_unweighted_sum_of_the_terms(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from recsys_topk.cascades.catalogue_training import (
     sample_items,
 )
 from recsys_topk.cascades.count_sequences import count_sequences
-from recsys_topk.cascades.singular_vectors import singular_vectors
+from recsys_topk.cascades.likeness import Likeness
+from recsys_topk.cascades.singular_vectors import unit_vectors
 from recsys_topk.cascades.successors import Successors
 from recsys_topk.datamodules import InteractionsDataModule
 from recsys_topk.datamodules.batch import CascadeBatch
@@ -88,9 +89,35 @@ def test_counts_of_successors_equal_a_loop(most: int) -> None:
         assert share.item() == pytest.approx(one)
 
 
+def dense_likeness(user: np.ndarray, item: np.ndarray, size: int, dim: int) -> np.ndarray:
+    """Return the scores of all items after each single item, from numpy's decomposition of the dense matrix."""
+    matrix = np.zeros((user.max() + 1, size))
+    matrix[user, item] = 1
+    root = np.sqrt(np.maximum(matrix.sum(0), 1e-300))
+    right = np.linalg.svd(matrix / np.sqrt(np.maximum(matrix.sum(1, keepdims=True), 1)) / np.maximum(root, 1))[2][:dim]
+    known = root > 0.5
+    return np.where(known[:, None] & known, right.T @ right / np.maximum(root, 1)[:, None] * root, 0.0)
+
+
+def test_the_likeness_of_an_item_counts_how_much_it_has_the_same_users() -> None:
+    user, item = np.array([0, 0, 1, 1, 1, 2, 2]), np.array([1, 2, 1, 2, 3, 4, 5])
+    likeness = Likeness(8, 4)  # the rank of the matrix is 3, so the decomposition is exact
+    likeness.count(user, item)
+    history = torch.tensor([[1, 7], [4, 0], [0, 0]])
+    real = torch.tensor([[True, False], [True, False], [False, False]])
+    found = likeness(history, real, torch.arange(8).expand(3, 8))
+    matrix = dense_likeness(user, item, 8, 3)
+    torch.testing.assert_close(found[0], torch.from_numpy(matrix[1] / matrix[1].mean()).float().clamp_min(0))
+    assert found[1].round().tolist() == [0, 0, 0, 0, 4, 4, 0, 0]  # the only user of 4 has 4 and 5
+    assert found[2].tolist() == [0] * 8  # no history
+
+
 @pytest.mark.parametrize("hidden", [[], [4]])
-def test_transitions_start_at_half_the_logarithm_of_the_share(data: InteractionsDataModule, hidden: list[int]) -> None:
-    stages = [STAGES[0], {**STAGES[1], "options": {"hidden": hidden, "newest": 2, "gaps": 3, "damping": 0.0}}]
+def test_transitions_start_at_the_logarithms_of_share_and_likeness(
+    data: InteractionsDataModule, hidden: list[int]
+) -> None:
+    options = {"hidden": hidden, "newest": 2, "gaps": 3, "damping": 0.0, "likeness": 5}
+    stages = [STAGES[0], {**STAGES[1], "options": options}]
     cascade = CascadeModule(data.schema, stages, loss="softmax", dim=4, k=5).cascade  # type: ignore[arg-type]
     count_sequences(cascade, data)
     stage = cascade.stages["ranking"]
@@ -99,7 +126,9 @@ def test_transitions_start_at_half_the_logarithm_of_the_share(data: Interactions
         data.catalogue("train").item_id.numpy(),
         data.catalogue("train").features[:, stage.item_column].numpy(),
     )
-    counts = brute_force_counts(user, column[np.searchsorted(ids, item)], 3)
+    item = column[np.searchsorted(ids, item)]
+    counts = brute_force_counts(user, item, 3)
+    likeness = dense_likeness(user, item, len(stage.likeness.users), 5)
     batch = data.shard("val").batch(np.arange(6))
     found = stage(batch)
     for row in range(6):
@@ -107,7 +136,11 @@ def test_transitions_start_at_half_the_logarithm_of_the_share(data: Interactions
         total = sum(c / (1 + age) for age, i in enumerate(views) for (a, _), c in counts.items() if a == i)
         after = int(batch.items[batch.candidates[row, 0], stage.item_column])
         share = sum(counts.get((i, after), 0.0) / (1 + age) for age, i in enumerate(views)) / max(total, 1e-6)
-        assert found[row, 0].item() == pytest.approx(0.5 * math.log(share + 1e-4), rel=1e-4)
+        history = batch.history[row, : batch.history_length[row], stage.view_column].numpy()
+        like = likeness[history].sum(0)
+        like = max(like[after], 0) / like.mean()
+        expected = 0.5 * math.log(share + 1e-4) + 0.5 * math.log(like + 0.1)
+        assert found[row, 0].item() == pytest.approx(expected, rel=1e-3, abs=1e-3)
 
 
 def test_held_out_requests_are_those_of_some_users(data: InteractionsDataModule) -> None:
@@ -220,11 +253,11 @@ def test_singular_vectors_equal_those_of_a_dense_decomposition() -> None:
     _, singular, right = np.linalg.svd(matrix / np.sqrt(np.maximum(users, 1) * np.maximum(items, 1)))
     expected = right[:4].T * np.sqrt(singular[:4])
     expected /= np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
-    vectors, known = singular_vectors(user, item, 10, 4)
+    vectors, known = unit_vectors(user, item, 10, 4)
     assert known.tolist() == [True] * 9 + [False]
     found = vectors.double().numpy()[:9]
     np.testing.assert_allclose(found @ found.T, (expected @ expected.T)[:9, :9], atol=1e-3)
-    assert singular_vectors(user, item, 10, 30)[0].shape == (10, 30)  # wider than the matrix
+    assert unit_vectors(user, item, 10, 30)[0].shape == (10, 30)  # wider than the matrix
 
 
 @pytest.mark.parametrize("optimizer", ["same", "rowwise_adagrad"])
@@ -239,7 +272,7 @@ def test_warm_start_writes_the_item_table_once(data: InteractionsDataModule, opt
     user, item = data.shard("train").sequences(held_out=False)
     column = data.catalogue("train").features.numpy()[:, stage.item_column]
     item = column[np.searchsorted(data.catalogue("train").item_id.numpy(), item)]
-    vectors, known = singular_vectors(user, item, *table.shape)
+    vectors, known = unit_vectors(user, item, *table.shape)
     torch.testing.assert_close(table[known], 0.1 * 2 * vectors[known])
     torch.testing.assert_close(table[~known], before[~known])
     with torch.no_grad():

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from recsys_topk.cascades.memory import check_memory, machine_memory, plan_memory
+from recsys_topk.cascades.memory import check_memory, plan_memory
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.optimizers import table_collections
+from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.tables import table_weights
+from recsys_topk.checks import machine_memory
+from recsys_topk.datamodules import RecFlowDataModule
 from recsys_topk.runs import preflight
 from recsys_topk.tabular.schema import Feature, Schema, Table
 from tests.cascades.batches import random_batch, recflow_like_schema
@@ -108,3 +111,51 @@ def test_announcement_is_one_line_for_small_tables_and_a_table_for_large_ones(mo
 def test_machine_memory_is_plausible() -> None:
     found = machine_memory()
     assert found is None or found > 2**28
+
+
+STAGES = [
+    StageConfig("two_tower", "retrieval", 30, {"hidden": [64, 16]}),
+    StageConfig("transitions", "ranking", 20, {"successors": 7}),
+]
+
+
+def test_layers_and_counts_are_planned_as_they_are_allocated() -> None:
+    schema = recflow_like_schema()
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    plan = plan_memory(schema, STAGES, 8, optimizer="sgd")
+    assert torch.equal(torch.rand(1), expected)  # the plan draws no random numbers
+    model = CascadeModule(schema, STAGES, loss="softmax")
+    tables = {id(w) for part in table_collections(model).values() for w in table_weights(part).values()}
+    assert plan.layers == sum(one.nbytes for one in model.parameters() if id(one) not in tables)
+    assert plan.counts == sum(one.nbytes for one in model.cascade.buffers())
+    assert plan.counts >= 8 * 7 * min(table.rows for table in schema.tables)
+    assert plan.total == plan_memory(schema, 2, 8, optimizer="sgd").total + 2 * plan.layers + plan.counts
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dim": 100_000_000}, "embedding dimensions must be at most 65536 and at least 1, got {'default': 100000000}"),
+        ({"stages": [StageConfig("mlp", "a", 9, {"hidden": [10**7, 10**6]})]}, "GB of layers"),
+        ({"stages": [StageConfig("mlp", "a", 9, {"hidden": [10**12, 10**12]})]}, "GB of layers"),
+        ({"stages": [StageConfig("transitions", "a", 9, {"successors": 10**10})]}, "GB of counts"),
+        ({"schema": large_schema(10**12)}, "GB of tables"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_before_they_are_allocated(
+    options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `test`, `export` and `load_from_checkpoint` build a model, with the numbers of a checkpoint."""
+    monkeypatch.setattr("recsys_topk.checks.machine_memory", lambda: 2**30)
+    schema = options.pop("schema", large_schema(10_000_000 if "transitions" in str(options) else 1000))
+    with pytest.raises(ValueError) as refused:  # noqa: PT011
+        CascadeModule(schema, **{"stages": STAGES[:1], **options})
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_batches_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"a batch with 1,000,000,000 eval_negatives needs .* GB, but the machine has"):
+        RecFlowDataModule(eval_negatives=10**9, batch_size=1000)

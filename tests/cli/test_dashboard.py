@@ -59,7 +59,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]
 def spec(environment: dict[str, str], warm_python: list[str]) -> dict[str, Any]:
     """The workspace that is printed without an API key."""
     done = subprocess.run(
-        [*warm_python, "-m", "recsys_topk", "dashboard"],
+        [*warm_python, "-m", "recsys_topk", "dashboard", "--print"],
         capture_output=True, text=True, check=False, env=environment, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -252,6 +252,8 @@ def test_out_file_is_written_whole_or_not_at_all(recsys_topk: Command, tmp_path:
     assert "spec.json" in done.stdout
     assert len(panels(json.loads((tmp_path / "spec.json").read_text()))) == len(panels(spec))
     assert [path.name for path in tmp_path.iterdir()] == ["spec.json"]
+    assert "written: dashboard.json" in recsys_topk("dashboard").stdout  # without a key and without --out
+    (tmp_path / "dashboard.json").unlink()
     refused = recsys_topk("dashboard", "--out", ".")
     assert refused.returncode == 2
     assert "--out must be a file" in refused.stderr

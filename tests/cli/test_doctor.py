@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from recsys_topk.cli import doctor
 from recsys_topk.cli.doctor import NEEDED, check_versions
 
 GOOD = {
@@ -71,3 +72,21 @@ def test_report_on_this_installation_has_no_fault(warm_python: list[str]) -> Non
     assert done.returncode == 0, report
     assert parts["embedding look-up"]["found"] == "works"
     assert parts["torchrec"]["found"] == "1.9.2"
+
+
+def test_environment_that_only_serves_is_fine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """requirements/serve.lock has no torch; a partial installation is a fault, an empty one is too."""
+    lock = (Path(__file__).parents[2] / "requirements" / "serve.lock").read_text(encoding="utf-8")
+    locked = dict(re.findall(r"^([\w.-]+)==(\S+)", lock, re.MULTILINE))
+    monkeypatch.setattr(doctor, "installed", lambda: locked)
+    assert doctor.main([]) == 0
+    said = capsys.readouterr().out
+    assert "serve: ready" in said
+    assert "train: not installed" in said
+    monkeypatch.setattr(doctor, "installed", lambda: {k: v for k, v in locked.items() if k != "onnxruntime"})
+    assert doctor.main([]) == 1
+    assert "to fix onnxruntime: pip install '.[serve]'" in capsys.readouterr().out
+    monkeypatch.setattr(doctor, "installed", dict)
+    assert doctor.main([]) == 1

@@ -31,6 +31,20 @@ def test_wrong_option_exits_with_status_2_and_one_line(command: str, in_process:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["fit", "--lr=0.1"], "did you mean --model.lr?"),
+        (["fit", "--epochs=3"], "did you mean --trainer.max_epochs?"),
+        (["fit", "--batch_size=3"], "did you mean --data.batch_size?"),
+        (["fit", "--k=3"], "did you mean --model.k?"),
+        (["fit", "--seed=3"], "did you mean --seed_everything?"),
+        (["fit", "--device=gpu"], "did you mean --trainer.accelerator?"),
+        (["fit", "--config=wrong.yaml"], "fit has no option --model.lrr (in wrong.yaml); did you mean --model.lr?"),
+        (["fit", "--data.negative_source=random"], "'popularity', 'shared', 'catalogue' or dict, got random"),
+        (["fit", "--data.root=nowhere"], "--data.root 'nowhere' does not exist"),
+        (
+            ["fit", "--config=recflow-2stage", "--data.root=clicks.csv"],
+            "clicks.csv is a table and no RecFlow folder; add",
+        ),
+        (["schema", "cut.yaml"], "cut.yaml: no table with columns was found"),
         (["compare", "--losses=dftopk", "--no_such=3"], "fit has no option --no_such"),
         (["compare", "--losses=dftopk,listnet", "--variant=x=--model.lrr 3"], "did you mean --model.lr?"),
         (["bench"], "the following arguments are required: SUITE; see recsys-topk bench --help"),
@@ -45,7 +59,9 @@ def test_mistakes_exit_before_any_file_is_written(
     arguments: list[str], words: str, in_process: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No world is simulated."""
-    (tmp_path / "cut.yaml").write_text("data:\n  world: {users: 20")
+    files = {"cut.yaml": "data:\n  world: {users: 20", "wrong.yaml": "model:\n  lrr: 1\n", "clicks.csv": "user,item\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
 
     def no_world(*_: object, **__: object) -> None:
         raise AssertionError("a world would be simulated")
@@ -55,7 +71,7 @@ def test_mistakes_exit_before_any_file_is_written(
     assert done.returncode == 2, done.stdout
     (line,) = done.stderr.splitlines()
     assert words in line
-    assert [path.name for path in tmp_path.iterdir()] == ["cut.yaml"]
+    assert {path.name for path in tmp_path.iterdir()} == set(files)
 
 
 @pytest.mark.parametrize(

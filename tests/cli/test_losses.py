@@ -2,8 +2,16 @@
 
 import json
 
+import pytest
+
 from recsys_topk import losses, operators
 from recsys_topk.cli.losses import main
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """Cells of a table are not folded."""
+    monkeypatch.setenv("COLUMNS", "300")
 
 
 def test_table_lists_every_loss(capsys):

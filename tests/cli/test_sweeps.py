@@ -320,3 +320,14 @@ def test_wheel_includes_the_sweeps(tmp_path: Path) -> None:
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
     )  # fmt: skip
     assert done.stdout == (ROOT / "sweeps" / "losses.yaml").read_text(), done.stderr
+
+
+def test_sweep_is_in_the_given_project(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--wandb.project` went to the runs only, whose sweep stayed in the project of the file."""
+    assert main(["sweep", "losses", "--wandb.project", "mine"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["project"] == "mine"
+    monkeypatch.setenv("WANDB_PROJECT", "of the shell")
+    assert main(["sweep", "losses"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["project"] == "of the shell"
+    assert main(["sweep", "losses", "--wandb.project", "mine"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["project"] == "mine"

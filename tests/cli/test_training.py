@@ -65,7 +65,9 @@ def test_fit_writes_checkpoint_config_and_metrics_and_prints_their_paths(trained
         -1
     ]  # a slow machine prints more lines
     assert re.search(
-        r"batch 4/4  loss \d\.\d+  val recall \(80\) 0\.\d+  train recall \(40\) 0\.\d+  requests/s [\d,]+$", line
+        r"batch 4/4  loss \d\.\d+  val recall \(80\) 0\.\d+  train recall \(40\) 0\.\d+  requests/s [\d,]+"
+        r"  \d:\d\d:\d\d left$",
+        line,
     )
     facts = json.loads((run / "run.json").read_text())
     assert facts == {"status": "finished", "steps": 4, "epochs": 1, "monitor": "joint_recall@10@20"}
@@ -194,6 +196,7 @@ def test_other_losses_run_with_the_same_command(loss: str, in_process: Command, 
         )
         assert done.returncode == 0, done.stderr
         assert f"{loss} under independent" in done.stdout
+        assert (f"NOTE: runs/{loss}-neg0-s42 exists already" in done.stdout) == bool(number)
         assert (tmp_path / "runs" / f"{loss}-neg0-s42{number}" / "checkpoints" / "best.ckpt").is_file()
 
 
@@ -224,7 +227,7 @@ def test_yaml_config_may_use_short_names(in_process: Command, tmp_path: Path) ->
         (["fit", "--data.rot", "x"], ["RecFlowDataModule has no option 'rot'", "did you mean --data.root?"]),
         (["fit", "--name", "../elsewhere"], ["--name must be a plain name", "'../elsewhere'", "--out"]),
         (["fit", "--model.k", "0", *TINY_WORLD], ["the number of items wanted", "must be at least 1, got 0"]),
-        (["fit", "--model.dim", "0", *TINY_WORLD], ["dimensions must be at least 1"]),
+        (["fit", "--model.dim", "0", *TINY_WORLD], ["dimensions must be at most 65536 and at least 1"]),
         (["fit", "--model.k", "40", *TINY_WORLD], ["nothing is learned", "at most 40 items", "quotas [30, 20]"]),
         (["fit", "--name", ".."], ["--name must be a plain name"]),
         (["demo", "--name", "a/b"], ["--name must be a plain name"]),

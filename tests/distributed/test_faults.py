@@ -59,7 +59,8 @@ def test_killed_process_ends_the_run_and_torchrun_resumes_it(
     assert alone.returncode == 0, alone.stderr
     killed = start(
         "recsys_topk", "fit", *OPTIONS, "--name=two", "--data.batch_size=30", "--trainer.devices=2",
-        "--trainer.strategy=torchrec", "--trainer.strategy.sharding=row_wise", "--trainer.callbacks+=killer.Killer",
+        "--trainer.strategy=torchrec", "--trainer.strategy.sharding=row_wise", "--trainer.strategy.single_file=1B",
+        "--trainer.callbacks+=killer.Killer",
         KILLED_RANK="1",
     )  # fmt: skip
     assert killed.returncode == 1, killed.stderr
@@ -80,8 +81,10 @@ def test_killed_process_ends_the_run_and_torchrun_resumes_it(
     assert re.search(r"^metric +random +popularity +this run +oracle$", resumed.stdout, re.MULTILINE)
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.name.startswith("two")] == ["two"]
-    for column in ("train/loss", "val/joint_recall@10@20"):
-        assert logged_values(run, column) == pytest.approx(logged_values(tmp_path / "runs" / "one", column), abs=1e-5)
+    # Sums of two processes are rounded differently, which may swap two items: 1 / 1200 of the recall.
+    for column, tolerance in (("train/loss", 2e-4), ("val/joint_recall@10@20", 5e-3)):
+        alone_values = logged_values(tmp_path / "runs" / "one", column)
+        assert logged_values(run, column) == pytest.approx(alone_values, abs=tolerance)
 
     # A checkpoint of sharded tables can be exported; the command compares the export with the checkpoint.
     served = in_process(

@@ -42,7 +42,10 @@ def test_error_for_tables_that_do_not_fit_names_a_solution() -> None:
         bytes_of("much")
 
 
-def test_command_plans_the_tables_of_a_run(in_process: Callable[..., object], tmp_path: Path) -> None:
+def test_command_plans_the_tables_of_a_run(
+    in_process: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     done = in_process(tmp_path, "plan", "--world-size", "2", "--device", "cpu", "--model.dim", "8")
     assert done.returncode == 0, done.stderr  # type: ignore[attr-defined]
     assert "ranking.items_history.video_id" in done.stdout  # type: ignore[attr-defined]

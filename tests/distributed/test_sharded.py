@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import pickle
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +15,12 @@ import pytest
 import torch
 
 from recsys_topk import losses
+from recsys_topk.callbacks.resume_point import WholeFileIO
+from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.objectives.base import registry as objectives
+from recsys_topk.cascades.shards import ShardsError, StoredTensor, load_stored, remove_unused
 from tests.distributed.launch import launch
-from tests.distributed.sharded import FIRST, RELAY, SECOND
+from tests.distributed.sharded import FIRST, RELAY, SECOND, same
 from tests.distributed.training import CASES, SHIFTS, Case, cases, train
 
 Ranks = list[dict[str, Any]]
@@ -40,11 +46,21 @@ def quick(folder: Path, warm_python: list[str]) -> Ranks:
 
 
 @pytest.fixture(scope="module")
+def files(folder: Path, warm_python: list[str]) -> Ranks:
+    """The results of two processes that save their shards; ``files/parts.ckpt`` is their checkpoint."""
+    place = folder / "files"
+    place.mkdir()
+    train(RELAY, 1, folder, save=place / "first.ckpt", steps=FIRST)
+    return launch(warm_python, "tests.distributed.sharded", 2, place, 1000.0, "files")
+
+
+@pytest.fixture(scope="module")
 def together(folder: Path, warm_python: list[str]) -> dict[int, Ranks]:
     """The results of two and three processes for the other cases; all cases run in the same processes."""
     places = {2: folder / "two", 3: folder / "three"}
     for place in places.values():
         place.mkdir()
+        train(RELAY, 1, folder, save=place / "first.ckpt", steps=FIRST)
     with ThreadPoolExecutor() as pool:
         running = {
             n: pool.submit(launch, warm_python, "tests.distributed.sharded", n, places[n], 1000.0, "long")
@@ -107,6 +123,125 @@ def test_run_resumes_from_one_to_two_to_one_processes(
     assert len(relay["losses"]) == SECOND - FIRST
     expected = alone(RELAY.name)["losses"]
     assert [*expected[:FIRST], *relay["losses"], *last["losses"]] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_shards_of_processes_hold_what_one_file_holds(files: Ranks, folder: Path) -> None:
+    assert [rank["several files"] for rank in files] == [{"table_wise adagrad": True}] * 2
+    one, parts = (WholeFileIO().load_checkpoint(folder / "files" / f"{name}.ckpt") for name in ("one", "parts"))
+    for key in ("state_dict", "optimizer_states", "lr_schedulers"):
+        assert same(one[key], parts[key])
+    model = CascadeModule.load_from_checkpoint(folder / "files" / "parts.ckpt")
+    assert same(dict(model.state_dict()), dict(one["state_dict"]))
+    written = load_stored(folder / "files" / "parts.ckpt")["state_dict"]
+    last = [
+        train(RELAY, 1, folder, resume=folder / "files" / f"{name}.ckpt", steps=SECOND + 2) for name in ("one", "parts")
+    ]
+    assert last[0]["losses"] == last[1]["losses"]
+    assert len(last[0]["losses"]) == 2
+    stored = {key for key, value in written.items() if isinstance(value, StoredTensor)}
+    assert stored == {key for key in written if "collections" in key}
+    assert stored
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_saving_shards_needs_no_memory_for_the_tables(files: Ranks) -> None:
+    assert max(rank["memory"]["shards"] for rank in files) < 0.2
+    assert files[0]["memory"]["file"] > 0.9  # process 0 gathers
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("processes", [2, 3])
+def test_other_shardings_resume_from_shards(processes: int, together: dict[int, Ranks]) -> None:
+    for rank in together[processes]:
+        assert rank["several files"] == {"row_wise adagrad": True, "column_wise adagrad": True}
+        assert rank["memory"]["shards"] < 0.2
+
+
+def damaged(folder: Path, place: Path) -> tuple[Path, Path]:
+    """Copy the sharded checkpoint; return it and its folder of shards."""
+    (shards,) = {load_entry(folder / "files" / "parts.ckpt")["folder"]}
+    shutil.copytree(folder / "files" / shards, place / shards)
+    return Path(shutil.copy(folder / "files" / "parts.ckpt", place)), place / shards
+
+
+def load_entry(path: Path) -> dict[str, Any]:
+    return dict(torch.load(path, weights_only=True)["shards"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_damaged_shards_are_named(files: Ranks, folder: Path, tmp_path: Path) -> None:
+    path, shards = damaged(folder, tmp_path)
+    written = sorted(file for file in shards.iterdir() if file.name != ".metadata")  # which is not read
+    assert [file.name for file in written] == ["__0_0.distcp", "__1_0.distcp"]
+    for file in written:
+        content = file.read_bytes()
+        middle = len(content) // 2
+        file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        with pytest.raises(ShardsError, match=rf"{file.name}' of a sharded checkpoint is damaged"):
+            WholeFileIO().load_checkpoint(path)
+        file.unlink()
+        with pytest.raises(ShardsError, match=rf"{file.name}' of a sharded checkpoint is missing; copy"):
+            WholeFileIO().load_checkpoint(path)
+        file.write_bytes(content)
+    WholeFileIO().load_checkpoint(path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("attack", ["folder", "file", "gigabytes", "no tensors", "type", "metadata"])
+def test_hostile_shards_run_no_code(attack: str, files: Ranks, folder: Path, tmp_path: Path) -> None:
+    path, shards = damaged(folder, tmp_path)
+    content = torch.load(path, weights_only=True)
+    entry = content["shards"]
+    first = next(iter(entry["tensors"].values()))
+    if attack == "metadata":  # a pickle of torch's, for other programs
+        (shards / ".metadata").write_bytes(pickle.dumps(Code(tmp_path / "ran")))
+        WholeFileIO().load_checkpoint(path)
+    elif attack == "folder":
+        entry["folder"] = "../secret"
+    elif attack == "file":
+        first["pieces"][0][2] = "../../secret"
+    elif attack == "gigabytes":
+        first["size"] = [1 << 40, 4]
+    elif attack == "type":
+        first["dtype"] = "load"
+    else:
+        del entry["tensors"]
+    torch.save(content, path)
+    if attack != "metadata":
+        with pytest.raises(ShardsError, match=r"shards|secret|claims"):
+            WholeFileIO().load_checkpoint(path)
+    assert not (tmp_path / "ran").exists()
+
+
+class Code:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.marker}",)
+
+
+def test_folders_of_shards_without_a_checkpoint_are_removed(tmp_path: Path) -> None:
+    for name in ("shards-aa", "shards-bb", "shards-cc", "shards-mine"):
+        (tmp_path / name).mkdir()
+    for name, shards in {"last.ckpt": "shards-aa", ".last.ckpt.pending": "shards-bb"}.items():
+        torch.save({"shards": {"folder": shards, "files": {}}}, tmp_path / name)
+    broken = tmp_path / "broken.ckpt"
+    broken.write_bytes((tmp_path / "last.ckpt").read_bytes().replace(b"shards-aa", b"shards\x80aa"))
+    (tmp_path / "notes.txt").write_text("no checkpoint")
+    remove_unused(tmp_path)
+    assert (tmp_path / "shards-cc").is_dir()  # a file that cannot be read may refer to it
+    broken.unlink()
+    remove_unused(tmp_path)
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"shards-aa", "shards-bb", "shards-mine"}
 
 
 @pytest.mark.slow

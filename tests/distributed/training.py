@@ -17,6 +17,7 @@ from recsys_topk.callbacks.resume_point import WholeFileIO
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.tables import tables_on_meta
+from recsys_topk.strategies.full_tensors import gather
 from recsys_topk.strategies.torchrec import TorchRecStrategy
 from tests.datamodules.in_memory import InMemory
 
@@ -39,6 +40,7 @@ class Case:
         model: Further arguments of the module.
         data: Further arguments of the data module.
         steps: Number of steps.
+        single_file: The largest tables that are saved as one file.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Case:
     model: tuple[tuple[str, Any], ...] = ()
     data: tuple[tuple[str, Any], ...] = ()
     steps: int = STEPS
+    single_file: str = "100MB"
 
 
 NORMED = tuple(
@@ -115,12 +118,20 @@ def make(case: Case, processes: int, on_meta: bool = False) -> tuple[CascadeModu
 def trainer_of(case: Case, processes: int, folder: Path, steps: int, *callbacks: Callback) -> pl.Trainer:
     strategy: Any = "auto"
     if processes > 1:
-        strategy = "ddp" if case.strategy == "ddp" else TorchRecStrategy(sharding=case.strategy)  # type: ignore[arg-type]
+        strategy = "ddp"
+        if case.strategy != "ddp":
+            strategy = TorchRecStrategy(sharding=case.strategy, single_file=case.single_file)  # type: ignore[arg-type]
     return pl.Trainer(
         accelerator="cpu", devices=processes, strategy=strategy, max_steps=steps, max_epochs=100, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
         log_every_n_steps=1, default_root_dir=folder, callbacks=list(callbacks), plugins=[WholeFileIO()],
     )  # fmt: skip
+
+
+def full_weights(trainer: pl.Trainer) -> dict[str, torch.Tensor]:
+    """Return the weights of all processes, on rank 0."""
+    weights = trainer.strategy.lightning_module_state_dict()
+    return gather(weights) if isinstance(trainer.strategy, TorchRecStrategy) else weights
 
 
 def train(case: Case, processes: int, folder: Path, resume: Path | None = None, save: Path | None = None,
@@ -132,7 +143,7 @@ def train(case: Case, processes: int, folder: Path, resume: Path | None = None, 
     trainer = trainer_of(case, processes, folder, case.steps if steps is None else steps, losses)
     trainer.fit(module, data, ckpt_path=resume)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    weights = trainer.strategy.lightning_module_state_dict()
+    weights = full_weights(trainer)
     (tested,) = trainer.test(module, data, verbose=False)
     dense = b"".join(value.numpy().tobytes() for key, value in module.state_dict().items() if "collections" not in key)
     return {

@@ -15,6 +15,7 @@ from recsys_topk.datamodules import InteractionsDataModule
 from recsys_topk.evaluation import evaluate_baseline, evaluate_corpus
 from recsys_topk.evaluation.baselines import Baseline, registry
 from recsys_topk.evaluation.baselines.als import ALS
+from recsys_topk.evaluation.baselines.ease import EASE
 from recsys_topk.evaluation.baselines.itemknn import ItemKNN
 from recsys_topk.evaluation.baselines.transitions import Transitions
 from recsys_topk.evaluation.training_log import TrainingLog
@@ -105,6 +106,13 @@ def expected_scores(name: str, data: InteractionsDataModule) -> dict[int, list[f
         model = CosineRecommender(K=5, num_threads=1)
         model.fit(csr_matrix(train), show_progress=False)
         return dict(enumerate((test @ model.similarity.toarray()).tolist()))
+    if name == "ease":  # one ridge regression per item on all other items
+        weights = np.zeros((ITEMS, ITEMS))
+        for item in range(ITEMS):
+            rest = np.delete(train, item, 1).astype(float)
+            solved = np.linalg.solve(rest.T @ rest + 3 * np.eye(ITEMS - 1), rest.T @ train[:, item])
+            weights[:, item] = np.insert(solved, item, 0)
+        return dict(enumerate((test @ weights).tolist()))
     model = AlternatingLeastSquares(4, regularization=0.5, alpha=2.0, iterations=3, random_state=1, num_threads=1)
     users = {tuple(items[:-2]): user for user, items in interactions().items()}
     order = [users[tuple(items)] for items in training_sequences(data)]  # the first factors depend on it
@@ -118,6 +126,7 @@ BASELINES: dict[str, Any] = {
     "transitions": Transitions(gaps=3, newest=2, damping=0.5),
     "itemknn": ItemKNN(5, "cosine"),
     "als": ALS(4, 0.5, 2.0, 3, seed=1),
+    "ease": EASE(3.0),
 }
 
 
@@ -189,6 +198,13 @@ def test_data_without_user_sequences_have_only_popularity() -> None:
         evaluate_corpus(model, data, baselines=["transitions"])
 
 
+def test_ease_refuses_large_catalogues_and_a_wrong_option() -> None:
+    with pytest.raises(ValueError, match=r"'ease' inverts a matrix of items x items: at most 30,000 items, got 30,001"):
+        EASE().fit(TrainingLog(torch.ones(30_001)))
+    with pytest.raises(ValueError, match=r"regularization must be above 0, got 0"):
+        EASE(0)
+
+
 def test_errors_name_the_option(data: InteractionsDataModule, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="unknown baseline 'alz'; did you mean 'als'"):
         evaluate_baseline("alz", data)
@@ -202,7 +218,7 @@ def test_errors_name_the_option(data: InteractionsDataModule, monkeypatch: pytes
 
 
 def test_registry_finds_all_baselines_and_accepts_a_new_one(data: InteractionsDataModule) -> None:
-    assert set(registry.available()) >= {"popularity", "transitions", "itemknn", "als"}
+    assert set(registry.available()) >= {"popularity", "transitions", "itemknn", "als", "ease"}
 
     class LastItemAgain(Baseline):
         """No name, so it is not registered; used as an object."""

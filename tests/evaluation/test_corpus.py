@@ -60,7 +60,7 @@ class Tiny(CascadeDataModule):
         labels[4] = 0.0  # a request without positives
         lists[5] = -1  # and one without a list
         lists = torch.where(torch.rand(lists.shape, generator=draw) < 0.15, -1, lists)
-        views = torch.randint(0, 20, (REQUESTS, 3, 1), generator=draw)
+        views = torch.randint(0, 20, (REQUESTS, 2, 1), generator=draw)  # means of 1 or 2 are exact
         excluded = torch.randint(-1, ITEMS, (REQUESTS, 6), generator=draw)
         excluded[0, :2] = lists[0].amax()  # an item of the list, twice
         return TensorShard(

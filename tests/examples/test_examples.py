@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -61,6 +62,33 @@ def test_inverse_propensities_beat_naive_training_for_five_seeds(monkeypatch, ca
     values = [[float(word) for word in line.split()[1:]] for line in lines]
     assert len(values) == 5
     assert all(weighted > naive for naive, weighted in values)
+
+
+def test_users_of_the_closed_loop_see_and_click_what_is_logged():
+    """tests/experiments/test_online_page.py runs the whole example."""
+    example = runpy.run_path(str(ROOT / "examples" / "closed_loop.py"))
+    config = example["WorldConfig"](users=30, items=400, days=2, new_items=50, seed=1)
+    world = example["World"].make(config)
+    best, random = (example["Population"](world, seed=3) for _ in range(2))
+    assert 50 < len(best.items(1)) - len(best.items(0)) + 30 < 110
+
+    def oracle(users):
+        there, noon = best.items(1), np.full(len(users), best.start * 1000 + 36 * 3_600_000)
+        everything = np.broadcast_to(there, (len(users), len(there)))
+        utility = world.utility(np.array([one["user"] for one in users]), noon, everything)
+        return there[np.argsort(-utility, axis=1)][:, :39].tolist()
+
+    table, high = best.visit(1, 200, oracle)
+    _, low = random.visit(1, 200, lambda users: [random.rng.permutation(random.items(1))[:39].tolist() for _ in users])
+    assert high > low + 1
+    rows = table.to_pandas()
+    stages = rows.groupby("request")["stage"].value_counts().unstack(fill_value=0)
+    assert len(stages) == 200
+    assert set(stages["clicked"] + stages["shown"]) == {6}
+    assert set(stages["ranked"]) == {4}
+    assert set(stages["retrieved"]) <= {29, 30}  # the item that is shown at random may be in the list already
+    assert sum(map(len, best.clicked.values())) == stages["clicked"].sum()
+    assert rows["history"].map(len).max() <= 20
 
 
 class StandInTrainer:
@@ -209,3 +237,11 @@ def test_plugin_installs_is_found_by_name_and_keeps_the_contract(tmp_path):
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
     run("-m", "pip", "install", *options, "--target", str(tmp_path), "examples/plugin")
     assert "margin" in run("-c", PLUGIN_IN_USE, extra=str(tmp_path), OMP_NUM_THREADS="1")
+
+
+@pytest.mark.long  # it exports a cascade
+def test_funnel_log_load_counts_every_request(tmp_path):
+    options = ["--requests=40", "--rounds=2", "--connections=4", "--items=300", f"--folder={tmp_path}"]
+    out = run(str(Path("examples") / "funnel_log_load.py"), *options)
+    assert "with the log: 40 answers, 0 errors" in out
+    assert "rows: {'written': 90, 'dropped': 0} of 90" in out

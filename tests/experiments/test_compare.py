@@ -18,6 +18,7 @@ import torch
 
 from recsys_topk.cli.arguments import parse_options
 from recsys_topk.files import write_whole
+from recsys_topk.runs.run import TrainingRun
 from recsys_topk.runs.statistics import paired_p_value, summarise
 from recsys_topk.runs.trials import Competition, by_name
 from tests import wandb_files
@@ -184,6 +185,32 @@ def test_comparison_resumes_and_refuses_other_options(
     assert (media / row["comparison/path"]).is_file()
     for name in ("joint", "stages", "seconds"):
         assert (media / row[f"comparison-{name}/path"]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_further_tests_measure_the_trained_weights_with_other_options(
+    in_process: Callable[..., Result], tmp_path: Path
+) -> None:
+    study = "variants: {bce: {loss: bce}}\nseeds: 1\ntests:\n"
+    further = {"logged": "eval_negatives: 0", "slots": "eval_negative_source: in_batch"}
+    study += "".join(f"  {name}: {{data: {{{option}}}}}\n" for name, option in further.items())
+    (tmp_path / "study.yaml").write_text(study)
+    command = ["compare", "--study", "study.yaml", "--out", "c", *TINY_WORLD]
+    done = in_process(tmp_path, *command)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "c" / "comparison.json").read_text())["rows"]
+    checkpoint = str(tmp_path / "c" / "runs" / "bce-s0" / "checkpoints" / "last.ckpt")
+    for name, option in further.items():
+        key, value = option.split(": ")
+        run = TrainingRun({"ckpt_path": checkpoint, "out": str(tmp_path / "tests"), "data": {key: value}})
+        metric, recall = next(item for item in run.test().items() if item[0].startswith("test/joint"))
+        assert row[f"{name}/{metric.removeprefix('test/')}"] == pytest.approx(recall, abs=1e-6)
+        assert recall != row[JOINT]
+
+    (tmp_path / "study.yaml").write_text(study.replace("0", "7"))
+    other = in_process(tmp_path, *command)
+    assert "--tests.logged.data.eval_negatives was 0 and is 7 now" in other.stderr
+    (tmp_path / "study.yaml").write_text(study.replace("eval_negatives", "eval_negative"))
+    assert "has no option 'eval_negative'" in in_process(tmp_path, *command).stderr
 
 
 def write_finished_run(folder: Path, *further: str) -> None:

@@ -235,9 +235,14 @@ def test_verdict_is_no_difference_if_the_interval_contains_zero() -> None:
     assert rows[2]["difference"] == pytest.approx(float(np.nanmean(values["c"] - reference)), abs=1e-6)
 
 
+def option_of(label: str) -> str:
+    """Return the option that sets the scale of the scores in a loss."""
+    return "loss.sigma" if label.startswith("lambdaloss") else "loss.tau"
+
+
 def test_packaged_studies_have_the_same_competitors_and_their_configs_parse(tmp_path: Path) -> None:
     first, second = (read_study(name) for name in ("objectives", "objectives-drift"))
-    assert packaged_studies() == ["objectives", "objectives-drift", "pool"]
+    assert packaged_studies() == ["objectives", "objectives-drift", "pool", "temperature"]
     for label, variant in read_study("pool")["variants"].items():
         objective = resolve({"config": [read_study("pool")["common"], variant]})["model"]["objective"]["init_args"]
         assert str(objective.get("pool", "catalogue")) == (label.split()[2] if label.count(" ") == 2 else "catalogue")
@@ -254,7 +259,7 @@ def test_packaged_studies_have_the_same_competitors_and_their_configs_parse(tmp_
     everything = parse_spaces([first["space"]], list(first["variants"]))
     for label, variant in first["variants"].items():
         resolve({"config": [first["common"], variant]})
-        assert {"model.lr"} < set(everything[label])
+        assert set(everything[label]) == {"model.lr", *([] if label == "bce" else [option_of(label)])}
     named = first["variants"]["softmax pool"]
     model = TrainingRun({"config": [first["common"], named]}).options()["model"]
     assert model["objective"]["init_args"]["pool"] == "catalogue"

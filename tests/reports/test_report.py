@@ -145,11 +145,41 @@ def test_single_runs_and_benchmarks_are_reported(tmp_path: Path) -> None:
     assert main(["report", str(run), str(RECORDED / "runtime" / "paper.json"), "--out", str(tmp_path / "r.html")]) == 0
     text = (tmp_path / "r.html").read_text()
     tables = Page(text).tables
-    assert ["val/joint_recall@10@20", "0.4000", "0.4000", "2"] in tables[0]
-    assert ["train/loss", "1.2500", "1.5000", "2"] in tables[0]
+    assert ["val/joint_recall@10@20", "0.4000", "0.4000", "2"] in tables[1]
+    assert ["train/loss", "1.2500", "1.5000", "2"] in tables[1]
     assert "RecFlow layout in /d" in text
     assert "bench paper: paper.json" in text
-    assert len(tables[1]) == 1 + len(recorded("runtime", "paper.json")["rows"])
+    assert len(tables[2]) == 1 + len(recorded("runtime", "paper.json")["rows"])
+
+
+def test_first_table_has_one_row_per_run_and_marks_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = (
+        "{class_path: recsys_topk.datamodules.interactions.datamodule.InteractionsDataModule, init_args: {root: c.csv}}"
+    )
+    for name, values in {"good": (0.3, 0.5, 0.4), "bad": (0.2, 0.1, 0.3)}.items():
+        run = tmp_path / name
+        run.mkdir()
+        loss = "{class_path: recsys_topk.losses.LapSumLoss, init_args: {tau: 5.0}}"
+        objective = "{class_path: recsys_topk.cascades.objectives.JointObjective}"
+        (run / "config.yaml").write_text(f"model: {{loss: {loss}, objective: {objective}}}\ndata: {data}\n")
+        rows = [f"{n},{9 + 10 * n},{value},{value / 2}" for n, value in enumerate(values)]
+        head = "epoch,step,val/joint_recall@10@20,val/joint_recall@10@20/corpus"
+        (run / "metrics.csv").write_text("\n".join([head, *rows, ""]))
+        (run / "run.json").write_text('{"monitor": "joint_recall@10@20"}')
+        result = {"command": f"recsys-topk fit --name {name}", "seconds": 61.0}
+        baselines = {"popularity": {"joint_recall@10@20": 0.25}}
+        (run / "result.json").write_text(json.dumps({**result, "baselines": baselines}))
+    (tmp_path / "bad" / "result.json").write_text("{broken")
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    head, *rows = Page((tmp_path / "r.html").read_text()).tables[0]
+    first, second = (dict(zip(head, row, strict=True)) for row in rows)
+    assert (first["run"], second["run"]) == ("★ good", "bad")
+    assert (first["data"], first["loss"], first["objective"]) == ("interactions in c.csv", "LapSum (tau 5)", "Joint")
+    assert (first["joint recall"], first["all items"]) == ("0.5000", "0.2500")  # of the best epoch, not the last
+    assert (first["popularity"], first["seconds"]) == ("0.2500", "61")
+    assert first["command"] == "recsys-topk fit --name good"
+    assert second["command"].startswith("recsys-topk fit --config ")
+    assert "Best of 2 on interactions in c.csv, val joint@10@20: good, 0.5000." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from recsys_topk.runs import TrainingRun
+from recsys_topk.runs.summary import best_metrics
 from tests.conftest import TINY_WORLD, Result
 
 WORLD = {"users": 40, "items": 300, "days": 4, "requests": 120}
@@ -59,6 +61,45 @@ def test_run_in_python_gives_the_weights_and_metrics_of_the_command_line(
     assert TrainingRun(best).test() == pytest.approx(tested, abs=1e-6)
     assert (here / "runs" / "test-typed").is_dir()
     assert not (here / "runs" / "test-python").exists()
+
+
+def test_best_metrics_are_those_of_the_step_of_the_best_checkpoint(tmp_path: Path) -> None:
+    """The value of the checkpoint is float32; the catalogue is logged in a row of its own at the same step."""
+    head = "step,train/loss,val/a,val/b/corpus"
+    (tmp_path / "metrics.csv").write_text(
+        f"{head}\n9,1.0,,\n9,,0.2,\n19,,0.30000001192092896,\n19,,,0.7\n29,,0.1,0.9\n"
+    )
+    run: Any = SimpleNamespace(directory=SimpleNamespace(path=tmp_path))
+    best: Any = SimpleNamespace(best_model_score=torch.tensor(0.3), monitor="val/a")
+    assert best_metrics(run, best) == pytest.approx({"val/a": 0.3, "val/b/corpus": 0.7})
+    (tmp_path / "metrics.csv").unlink()
+    assert best_metrics(run, best) == {}
+
+
+@pytest.mark.parametrize(("name", "cls"), [("mlflow", "MLFlowLogger"), ("tensorboard", "TensorBoardLogger")])
+def test_loggers_by_name_are_those_of_lightning(
+    name: str, cls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stand-ins, because neither package is installed."""
+    from recsys_topk.runs import lightning_cli
+
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(lightning_cli, cls, lambda *args, **options: made.append({"args": args, **options}))
+    directory = SimpleNamespace(path=tmp_path / "mine")
+    options: Any = SimpleNamespace(config=SimpleNamespace(logger=name), directory=directory, resumption=None)
+    file, _ = lightning_cli.CascadeCLI.loggers(options)
+    assert file.name == "mine"  # metrics.csv is always written
+    assert made in (
+        [{"args": (), "experiment_name": "recsys-topk", "run_name": "mine"}],
+        [{"args": (tmp_path / "mine",), "name": "", "version": "tensorboard"}],
+    )
+
+
+def test_notebook_shows_the_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    TrainingRun(CONFIG).log_line("logged")
+    monkeypatch.setattr("builtins.__IPYTHON__", True, raising=False)
+    TrainingRun(CONFIG).log_line("epoch 1/3")
+    assert capsys.readouterr().out == "epoch 1/3\n"
 
 
 def test_nothing_is_written_to_the_standard_streams(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ def test_run_is_offline_even_if_wandb_was_set_up_before(tmp_path: Path, warm_pyt
 def test_typed_wandb_options_override_the_environment_which_overrides_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine.yaml").write_text("wandb: {project: file, entity: file, notes: file}\nname: file\n")
+    (tmp_path / "mine.yaml").write_text("wandb: {project: file, notes: file}\nname: file\n")
     for name in ("PROJECT", "ENTITY", "NAME", "TAGS"):
         monkeypatch.setenv(f"WANDB_{name}", "environment")
     monkeypatch.setenv("WANDB_MODE", "dryrun")
@@ -253,7 +253,7 @@ def test_data_are_an_input_artifact_by_reference(logged: Path, environment: dict
     assert description_content["options"]["world"]["users"] == 40
     assert "batch_size" not in description_content["options"]
     days = sorted({day for split in description_content["splits"].values() for day in split})
-    assert len(files) == 3 * len(days) == 12
+    assert len(files) == 4 * len(days) == 16  # two tables, the facts and the checksums
     for entry in files:
         assert not entry.local_path, "nothing is uploaded"
         path = Path(entry.ref.removeprefix("file://"))

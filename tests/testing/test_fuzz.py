@@ -15,15 +15,15 @@ from recsys_topk.testing.random_lists import DTYPES, TEMPERATURES, random_lists
 
 
 class OverflowsAtLargeScores(SoftmaxLoss):
-    def per_list(self, scores, labels, mask, k):
+    def per_list(self, scores, labels, mask, k, weights=None):
         x = torch.where(mask, scores, -torch.inf)
         return (x.exp().sum(-1).log() - scores.amax(-1)).clamp_min(0.0)
 
 
 class FailsOnOneItem(SoftmaxLoss):
-    def per_list(self, scores, labels, mask, k):
+    def per_list(self, scores, labels, mask, k, weights=None):
         assert scores.shape[1] > 1
-        return super().per_list(scores, labels, mask, k)
+        return super().per_list(scores, labels, mask, k, weights)
 
 
 class LosesMass(LapSum):

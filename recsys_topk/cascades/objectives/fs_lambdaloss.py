@@ -66,7 +66,7 @@ class FullStageLambdaLoss(CascadeObjective):
         counted = (mask & (labels > self.loss.positive_above)).any(-1)
         ideal = ideal_dcg(labels, base=math.e)[:, None]
         order = LabelOrder(labels, mask)
-        gains = order.differences(labels / torch.where(ideal > 0, ideal, 1.0))
+        gains = order.blocks(labels / torch.where(ideal > 0, ideal, 1.0), "differences")
         terms = [weighted_mean(2.0 * self._stage(x, labels, mask, order, gains), counted) for x in scores]
         return ObjectiveOutput.of_stages(self.weights(terms), terms)
 

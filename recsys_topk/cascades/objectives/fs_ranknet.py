@@ -52,8 +52,9 @@ class FullStageRankNet(CascadeObjective):
         after = torch.searchsorted(ordered, own, right=True)
         pairs = (after - torch.searchsorted(ordered, own)) * (own.shape[1] - after)
         share = torch.where(mask & (pairs > 0), 1.0 / pairs.clamp_min(1).to(labels.dtype), 0.0)
-        order = LabelOrder((group.amax() - group).to(labels.dtype), mask)
-        first, ones = share.gather(1, order.rows), order.ones()
+        values = (group.amax() - group).to(labels.dtype)
+        order = LabelOrder(values, mask)
+        first, ones = share.gather(1, order.rows), order.blocks(values, "ones")
         counted = order.count() > 0
 
         def weight(span: slice) -> Tensor:

@@ -19,8 +19,8 @@ from recsys_topk.cascades.objectives.base import (
 from recsys_topk.checks import check_not_negative
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.fused import fused_joint_terms
-from recsys_topk.losses.item_weights import true_weights
 from recsys_topk.losses.topk import TopKLoss, selection_bce
+from recsys_topk.losses.true_items import true_items
 from recsys_topk.numerics import add_eps, is_full
 from recsys_topk.operators.base import SoftSelection
 from recsys_topk.operators.score_scale import squared_deviations
@@ -98,7 +98,7 @@ class JointObjective(CascadeObjective):
         valid = mask & (weights > 0)
         w = torch.where(valid, weights, 0.0)
         wanted = self._wanted(torch.where(labels > self.loss.positive_above, w, 0.0), w.sum(-1), k)
-        target = true_weights(labels, valid, wanted, self.loss.positive_above, w) > 0
+        target = true_items(labels, valid, wanted, self.loss.positive_above, w)
         return self._output(scores, _Lists(labels, valid, w, target, wanted, w.sum(-1)), quotas)
 
     def _fused(

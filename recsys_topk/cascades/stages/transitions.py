@@ -1,4 +1,4 @@
-"""Ranker that knows how often a candidate followed the user's newest items in other users' sequences."""
+"""Ranker that knows how often a candidate followed the user's newest items, and which items have the same users."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from recsys_topk.cascades.features import FeatureEmbedding
+from recsys_topk.cascades.likeness import Likeness
 from recsys_topk.cascades.stage import Stage, StageOptions
 from recsys_topk.cascades.successors import Successors
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.types import Array
 
-FEATURES = 3
+FEATURES = 4
 SCALE = 0.2  # logarithms of counts to numbers of about 1, for the MLP
-START = 0.5  # first weight of the logarithm of the share: a geometric mean with the scores of the stage before it
+START = 0.5  # first weight of the logarithms of the share and of the likeness
 
 
 class Transitions(Stage):
     """Score = w . counts, or with hidden layers, MLP([request, encoded history, item, counts]) + w . counts.
 
     The counts of candidate j are log(share of j after the newest items + 1e-4), log(1 + c(newest item, j)) and
-    log(share of j after the newest item + 1e-3); see `Successors`. They come from the training sequences, are counted
-    when the training starts, and are stored with the weights. Tables of embeddings cannot hold what single pairs of
-    items are like, so this stage is a good one to follow two towers (``previous: add_detached``). w starts at
-    (1/2, 0, 0), and the MLP at 0: the stage is useful before it is trained, and needs few users to be trained on.
+    log(share of j after the newest item + 1e-3) (see `Successors`), and log(likeness + 1/10): how much the items of the
+    whole history have the same users as j, 1 on average over the items (see `Likeness`). They come from the training
+    sequences, are counted when the training starts, and are stored with the weights. Tables of embeddings cannot hold
+    what single pairs of items are like, so this stage is a good one to follow two towers (``previous: add_detached``).
+    w starts at (1/2, 0, 0, 1/2), and the MLP at 0: the stage is useful before it is trained, and needs few users to be
+    trained on.
 
     Args:
         embedding: The embedding tables. Without hidden layers they are not used; with ``share_embeddings: true`` they
@@ -39,6 +42,7 @@ class Transitions(Stage):
         successors: Number of successors that are kept per item. Memory: 8 bytes per item and successor.
         gaps: Largest distance of two items in a sequence.
         damping: Exponent of the popularity by which counts are divided.
+        likeness: Number of singular values of the likeness. Memory: 4 bytes per item and value.
         options: Options of every stage; see `Stage`.
     """
 
@@ -53,6 +57,7 @@ class Transitions(Stage):
         successors: int = 256,
         gaps: int = 5,
         damping: float = 0.3,
+        likeness: int = 64,
         **options: Unpack[StageOptions],
     ) -> None:
         super().__init__(embedding, **options)
@@ -65,6 +70,7 @@ class Transitions(Stage):
         self.item_column, self.view_column, rows = shared
         self.newest = newest
         self.successors = Successors(rows, successors, gaps, damping)
+        self.likeness = Likeness(rows, likeness)
         self.linear = torch.nn.Linear(FEATURES, 1, bias=False)
         dims, self.mlp = embedding.dims, None
         if hidden:
@@ -72,11 +78,12 @@ class Transitions(Stage):
             torch.nn.init.zeros_(self.mlp.last.weight)
             torch.nn.init.zeros_(self.mlp.last.bias)
         with torch.no_grad():
-            self.linear.weight.zero_()[0, 0] = START
+            self.linear.weight.copy_(torch.tensor([START, 0, 0, START]))
 
     def count(self, user: Array, items: Array) -> None:
         """See `Stage.count`."""
         self.successors.count(user, items[:, self.item_column])
+        self.likeness.count(user, items[:, self.item_column])
 
     def score(self, batch: CascadeBatch) -> Tensor:
         """See `Stage.score`."""
@@ -91,7 +98,7 @@ class Transitions(Stage):
         return scores + linear
 
     def counts(self, batch: CascadeBatch) -> Tensor:
-        """Return the counts of the candidates, (B, N, 3)."""
+        """Return the counts of the candidates, (B, N, 4)."""
         views = F.pad(batch.history[:, :, self.view_column], (0, 1))  # so that a history is never of length 0
         age = torch.arange(self.newest, device=views.device)
         at = batch.history_length[:, None] - 1 - age
@@ -102,4 +109,7 @@ class Transitions(Stage):
         share, count = known.shares(before, after, weights)
         first = count / known.damps[after] / known.totals[before[:, :1]].clamp_min(1e-6)
         first, count = (torch.where(at[:, :1] >= 0, x, 0.0) for x in (first, count))
-        return torch.stack([torch.log(share + 1e-4), torch.log1p(count), torch.log(first + 1e-3)], -1)
+        real = torch.arange(views.shape[1], device=views.device) < batch.history_length[:, None]
+        like = self.likeness(views, real, after)
+        logs = torch.log(share + 1e-4), torch.log1p(count), torch.log(first + 1e-3), torch.log(like + 0.1)
+        return torch.stack(logs, -1)

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from recsys_topk.cascades.encoders.recency import RecencyEncoder
 from recsys_topk.cascades.features import Embedded, FeatureEmbedding
-from recsys_topk.cascades.singular_vectors import singular_vectors
+from recsys_topk.cascades.singular_vectors import unit_vectors
 from recsys_topk.cascades.stage import StageOptions, embed
 from recsys_topk.cascades.towers import Towers
 from recsys_topk.datamodules.batch import CascadeBatch
@@ -94,7 +94,7 @@ class TwoTower(Towers):
             self.popularity.copy_(torch.from_numpy(counts).log1p())
         if "started" in self._buffers and not self.started:
             table = self.embedding.table(self.item_table.name)
-            vectors, known = singular_vectors(user, item, *table.shape)
+            vectors, known = unit_vectors(user, item, *table.shape)
             length = self.embedding.init_std * table.shape[1] ** 0.5
             with torch.no_grad():
                 table[known] = length * vectors[known].to(table)

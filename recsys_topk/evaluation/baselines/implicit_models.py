@@ -30,7 +30,7 @@ def fit_implicit(path: str, baseline: str, log: TrainingLog, **options: Any) -> 
     except ImportError as error:
         message = f"the baseline {baseline!r} needs implicit: pip install 'recsys-topk[baselines]'"
         raise ImportError(message, name="implicit") from error
-    matrix = _matrix(user, item, (int(user.max(initial=0)) + 1, log.items))
+    matrix = sparse_matrix(user, item, (int(user.max(initial=0)) + 1, log.items))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"implicit\.")  # on threads of BLAS, and on its own conversions
         model = cls(num_threads=torch.get_num_threads(), **options)
@@ -42,10 +42,11 @@ def history_matrix(histories: Tensor, items: int) -> Any:
     """Return histories, (B, H) rows followed by -1, as a SciPy matrix (B, C) with 1 where a user had an item."""
     rows = histories.numpy()
     request, at = np.nonzero(rows >= 0)
-    return _matrix(request, rows[request, at], (len(rows), items))
+    return sparse_matrix(request, rows[request, at], (len(rows), items))
 
 
-def _matrix(user: Array, item: Array, shape: tuple[int, int]) -> Any:
+def sparse_matrix(user: Array, item: Array, shape: tuple[int, int]) -> Any:
+    """Return a SciPy matrix with 1 at the given places."""
     from scipy.sparse import csr_matrix
 
     matrix = csr_matrix((np.ones(len(user), np.float32), (user, item)), shape)

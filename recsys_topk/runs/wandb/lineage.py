@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from recsys_topk.cascades.shards import load_stored, with_full_tensors
 from recsys_topk.datamodules import CascadeDataModule
 from recsys_topk.runs.directory import RunDirectory
 
@@ -86,7 +87,7 @@ def log_weights(
     with tempfile.TemporaryDirectory() as folder:
         for label, path in checkpoints.items():
             artifact = wandb.Artifact(name, type="model", metadata={**metadata, "run": run_name, "checkpoint": label})
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            content = with_full_tensors(load_stored(path))
             bare = Path(folder) / f"{label}.ckpt"
             kept = {key: content[key] for key in (*KEPT, LIGHTNING) if key in content}
             torch.save({**kept, TRAINING_RUN: training_run}, bare)
