@@ -8,13 +8,14 @@ TORCH := requirements/torch-cpu.txt
 # Used only if pip does not find the CPU build of torch in its configured sources.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml --extra train --extra spark --extra fast --extra plot --extra baselines --extra dashboard --extra export --extra serve --extra tune --extra docs --extra dev --universal --python-version 3.11 --custom-compile-command "make lock"
+EXTRAS := --extra train --extra spark --extra fast --extra plot --extra baselines --extra dashboard --extra export --extra serve --extra qdrant --extra tune
+UV_COMPILE := $(BIN)/uv pip compile -q pyproject.toml $(EXTRAS) --extra docs --extra dev --universal --python-version 3.11 --custom-compile-command "make lock"
 GPU_VENV ?= .venv-gpu
 DEMO_DIR ?= runs
 PAPER_DIR ?= runs/paper
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test types suite test-long test-gpu docs bench paper lint lock clean
+.PHONY: help install demo test types suite test-long test-gpu docs bench paper notebooks lint fuzz soak mutants bounds lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -65,15 +66,34 @@ paper: $(STAMP)  ## the experiments of the paper on a small simulated world, and
 	OMP_NUM_THREADS=1 $(BIN)/recsys-topk experiment all --jobs 2 --out $(PAPER_DIR)
 	$(BIN)/recsys-topk report $(PAPER_DIR) --out $(PAPER_DIR)/report.html
 
+notebooks: $(STAMP)  ## run the notebooks of the docs and store their output
+	$(BIN)/python docs/run_notebooks.py
+
 lint: $(STAMP)  ## format and lint
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/mypy
 
+fuzz: $(STAMP)  ## damaged and random input for readers, configs, manifests, HTTP and losses (five minutes)
+	$(BIN)/python -m tests.tools.fuzz --seconds 300 --out runs/fuzz.json
+
+soak: $(STAMP)  ## 100 kills and 30 failing disks under every command; results must equal undisturbed ones (hours)
+	RECSYS_TOPK_KILLS=20 $(BIN)/python -m pytest -q -m long tests/experiments/test_online.py -k kills
+	$(BIN)/python -m tests.tools.soak --kills 100 --faults 30 --out runs/soak-$$(date +%s)
+
+mutants: $(STAMP)  ## 400 small changes of the code, each with the tests of its line; the same command resumes (hours)
+	$(BIN)/python -m tests.tools.mutants --number 400 --out runs/mutants
+
+bounds: $(STAMP)  ## resolve the lower bounds of pyproject.toml and the newest versions, for Python 3.11 to 3.13
+	@for python in 3.11 3.12 3.13; do for bound in lowest-direct highest; do \
+	  $(BIN)/uv pip compile -q pyproject.toml $(EXTRAS) --python-version $$python --resolution $$bound > /dev/null \
+	    && echo "Python $$python $$bound: resolves" || exit 1; done; \
+	  command -v python$$python > /dev/null || echo "Python $$python: no interpreter here, so nothing was run with it"; done
+
 lock: $(STAMP)  ## resolve the locks again
 	$(UV_COMPILE) requirements/cpu.in --overrides requirements/cpu-overrides.txt --no-emit-package torch --no-emit-package fbgemm-gpu -o $(LOCK)
 	$(subst "make lock","make lock (CUDA: resolved, not run by the tests)",$(UV_COMPILE)) requirements/gpu.in --overrides requirements/gpu-overrides.txt -o requirements/gpu.lock
-	$(BIN)/uv pip compile -q requirements/serve.in --universal --python-version 3.11 --custom-compile-command "make lock" -o requirements/serve.lock
+	$(BIN)/uv pip compile -q --generate-hashes requirements/serve.in --universal --python-version 3.11 --custom-compile-command "make lock" -o requirements/serve.lock
 
 clean:  ## remove the environments and the files of the tools
 	rm -rf $(VENV) $(GPU_VENV) dist build docs/_build docs/generated .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,6 +10,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from generate import write_pages
+from run_notebooks import write_notebooks
 
 import recsys_topk
 from recsys_topk.spec import Recorded
@@ -28,7 +29,6 @@ suppress_warnings = ["myst.header"]  # a page may begin with a table of contents
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "show-inheritance": True}
-autodoc_type_aliases = {"Tensor": "Tensor"}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
@@ -63,5 +63,6 @@ def real_signature(app: Any, what: str, name: str, obj: Any, options: Any, given
 def setup(app: Any) -> None:
     """Write the pages that are made from the registries before Sphinx looks for sources."""
     write_pages(Path(__file__).parent / "generated")
+    write_notebooks(Path(__file__).parent / "generated" / "notebooks")
     app.connect("autodoc-process-signature", real_signature)
     app.connect("autodoc-process-docstring", plain_formulas, priority=400)  # before napoleon

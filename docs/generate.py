@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import importlib
 import inspect
 import io
+import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -26,29 +28,15 @@ MOVES = torch.linspace(-4.0, 4.0, 161)
 
 FORMULAS = yaml.safe_load(Path(__file__).with_name("formulas.yaml").read_text(encoding="utf-8"))
 
-MODULES = {
-    "Losses and operators": ["recsys_topk.losses.base", "recsys_topk.losses.functional", "recsys_topk.operators.base"],
-    "Metrics": ["recsys_topk.metrics.functional", "recsys_topk.metrics.configured"],
-    "Data": [
-        "recsys_topk.tabular.schema",
-        "recsys_topk.datamodules.batch",
-        "recsys_topk.datamodules.base",
-        "recsys_topk.datamodules.shard",
-        "recsys_topk.datamodules.catalogue",
-        "recsys_topk.datamodules.negatives.expansion",
-        "recsys_topk.datamodules.recflow.datamodule",
-    ],
-    "Cascades": [
-        "recsys_topk.cascades.module",
-        "recsys_topk.cascades.stage",
-        "recsys_topk.cascades.features",
-        "recsys_topk.cascades.inference",
-        "recsys_topk.cascades.objectives.base",
-    ],
-    "Runs": ["recsys_topk.runs.run", "recsys_topk.trust"],
-    "Testing": ["recsys_topk.testing.contract"],
-}
+PACKAGES = {
+    "losses": "Losses", "operators": "Operators", "metrics": "Metrics as classes",
+    "metrics.functional": "Metrics as functions", "datamodules": "Data modules and schema",
+    "cascades": "Cascades", "evaluation": "Evaluation", "serving": "Serving", "runs": "Runs", "testing": "Testing",
+}  # fmt: skip
 
+
+# Of packages that export nothing themselves.
+NAMED = {"serving": ("recommend.CascadeRecommender", "index.build_index", "service.make_app")}
 
 NOTATION = (
     "*x*: scores, *l*: labels, *y*: 1 for the true items and 0 for the others, *n*: number of valid items, "
@@ -67,11 +55,11 @@ KEPT = {
     "losses": (
         "Like every loss, it keeps the rules of `recsys_topk.testing.check_loss`, which the tests run: masked items "
         "change neither value nor gradient, lists do not influence each other, half precision is computed in float32, "
-        "and so on ([API reference](../api.md))."
+        "and so on ([API reference](../api/index.md))."
     ),
     "operators": (
         "Like every operator, it keeps the rules of `recsys_topk.testing.check_operator`, which the tests run "
-        "([API reference](../api.md))."
+        "([API reference](../api/index.md))."
     ),
 }
 
@@ -90,7 +78,8 @@ def write_pages(folder: Path) -> None:
                 plot(name, figures)
         summaries = {name: summary(registry.resolve(name)) for name in names}
         write(folder / kind / "index.md", index_page(kind, summaries))
-    write(folder / "api.md", api_page())
+    for name, page in api_pages().items():
+        write(folder / "api" / f"{name}.md", page)
 
 
 def class_page(kind: str, name: str, cls: type, facts: tuple[str, ...]) -> str:
@@ -176,20 +165,37 @@ def index_page(kind: str, summaries: dict[str, str]) -> str:
     return "\n".join([f"# {title}", "", *table, "", *tree, ""])
 
 
-def api_page() -> str:
-    """Return the API reference."""
-    lines = ["# API reference", ""]
-    for title, modules in MODULES.items():
-        lines += [f"## {title}", "", "```{eval-rst}"]
-        for module in modules:
-            lines += [f".. automodule:: {module}", ""]
-        lines += ["```", ""]
-    return "\n".join(lines)
+def api_pages() -> dict[str, str]:
+    """Return the pages of the API reference by file name: one per package, with what the package exports."""
+    own_page = {cls for registry in (losses, operators) for cls in registry.classes().values()}
+    pages, rows = {}, []
+    for package, title in PACKAGES.items():
+        home = importlib.import_module(f"recsys_topk.{package}")
+        for name in NAMED.get(package, ()):
+            importlib.import_module(f"recsys_topk.{package}.{name.partition('.')[0]}")
+        names = NAMED.get(package) or getattr(home, "__all__", None) or [n for n in dir(home) if not n.startswith("_")]
+        public = {name: operator.attrgetter(name)(home) for name in names}
+        public = {
+            n: x for n, x in public.items() if (inspect.isclass(x) or inspect.isfunction(x)) and x not in own_page
+        }
+        lines = [f"# {title}", "", summary(home), ""]
+        if package in ("losses", "operators"):
+            lines += [f"Each of them has a page: [all {package}](../{package}/index.md).", ""]
+        lines += ["```{eval-rst}"]
+        lines += [
+            f".. auto{'class' if inspect.isclass(x) else 'function'}:: recsys_topk.{package}.{name}\n"
+            for name, x in public.items()
+        ]
+        pages[package] = "\n".join([*lines, "```", ""])
+        rows.append(f"| [{title}]({package}.md) | `recsys_topk.{package}` | {', '.join(f'`{n}`' for n in public)} |")
+    tree = ["```{toctree}", ":hidden:", "", *PACKAGES, "```", ""]
+    head = ["# API reference", "", "| page | package | names |", "|---|---|---|"]
+    return {"index": "\n".join([*head, *rows, "", *tree]), **pages}
 
 
-def summary(cls: type) -> str:
-    """Return the first line of a class's docstring."""
-    return inspect.getdoc(cls).split("\n")[0]  # type: ignore[union-attr]
+def summary(documented: Any) -> str:
+    """Return the first line of the docstring of a class or package."""
+    return inspect.getdoc(documented).split("\n")[0]  # type: ignore[union-attr]
 
 
 def text(fact: str, value: Any) -> str:

@@ -1,4 +1,8 @@
-"""Train and test a cascade on a CSV file with user, item and time columns: `python examples/own_csv.py FOLDER`."""
+"""Train and test a cascade on a CSV file with user, item and time columns.
+
+`python examples/own_csv.py FOLDER` writes a small made-up clicks.csv to a folder, trains on it, and tests the best
+checkpoint. For your own file, replace `root` in the config below.
+"""
 
 import random
 import sys
@@ -6,6 +10,8 @@ from pathlib import Path
 
 from recsys_topk.runs import TrainingRun
 
+if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
+    sys.exit(f"{__doc__}\nGive an existing folder, e.g.: mkdir try && python examples/own_csv.py try")
 folder = Path(sys.argv[1])
 random.seed(0)
 rows = [

@@ -1,4 +1,4 @@
-"""Popularity, transitions, item-kNN and ALS: trials on validation, then the test split once.
+"""Popularity, transitions, item-kNN, ALS and EASE: trials on validation, then the test split once.
 
     python examples/peers/baselines.py path/to/ml-100k --out docs/results/own-data
 
@@ -29,6 +29,7 @@ SPACES = {
         "alpha": [10.0, 1.0, 3.0],
         "iterations": [15, 30],
     },
+    "ease": {"regularization": [200.0, 20.0, 50.0, 100.0, 500.0, 1000.0, 2000.0, 5000.0]},
 }
 
 
