@@ -18,6 +18,9 @@ from filelock import FileLock
 from recsys_topk.cli.main import main
 from tests import warm_python as warm_python_server
 
+for name in ("COLUMNS", "LINES"):  # the width of tables is the tests', not that of whoever starts them
+    os.environ.pop(name, None)
+
 Result = subprocess.CompletedProcess[str]
 
 collect_ignore = ["fixtures"]  # files of older versions and of peers, and the scripts that made them

@@ -60,18 +60,31 @@ def test_checkpoint_does_not_show_another_file(command: str, tmp_path: Path, in_
 
 
 def test_escape_codes_are_printed_escaped(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     code = "\x1b]0;title\x07\x1b[2J\x9b31m"
     echo(f"a{code}\n\tb")
     warn(f"a{code}")
     (tmp_path / f"x{code}.yaml").write_text("a: [")
     assert main(["fit", "--config", str(tmp_path / f"x{code}.yaml")]) == 2
-    logging.getLogger("recsys_topk").warning("column %s", code)
+    warned = []
+
+    def of_a_command(arguments: list[str]) -> None:
+        logging.getLogger("recsys_topk").warning("column %s", code)
+        warned.append(warnings.formatwarning(UserWarning(code), UserWarning, "a.py", 1))
+
+    monkeypatch.setattr("recsys_topk.cli.losses.main", of_a_command)
+    before = logging.getLogRecordFactory(), warnings.formatwarning
+    assert main(["losses"]) == 0
+    assert (logging.getLogRecordFactory(), warnings.formatwarning) == before
     out, err = capsys.readouterr()
     assert out.startswith("a\\x1b]0;title\\x07\\x1b[2J\\x9b31m\n\tb\n")
     assert caplog.messages[-1] == "column \\x1b]0;title\\x07\\x1b[2J\\x9b31m"
     for text in (out, err):
         assert not {"\x1b", "\x07", "\x9b"} & set(text)
     assert err.count("\\x1b]0;title") == 2
-    assert "\x1b" not in warnings.formatwarning(UserWarning(code), UserWarning, "a.py", 1)
+    assert warned
+    assert "\x1b" not in warned[0]
