@@ -51,30 +51,19 @@ class ApproxNDCGLoss(RankingLoss):
         given = None if gain is None else check_gain(gain)
         self.gain: Gain = self._by_labels("gain", given, grades="exponential", places="linear")
 
-    def per_list(self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None) -> Tensor:
-        """See `RankingLoss.per_list`."""
-        gains = normalised_gains(labels, self.gain, mask, k)
-        ranks = soft_ranks(scores, gains > 0 if k is None else mask, mask, self.tau)
-        achieved = discount(ranks, scores.dtype) * gains
-        if k is not None:
-            achieved = achieved * self._membership(ranks, k, scores.detach(), mask)
-        return 1.0 - achieved.sum(-1)
-
-    def per_list_weighted(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, k: Tensor | None, weights: Tensor
+    def per_list(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, k: int | Tensor | None, weights: Tensor | None = None
     ) -> Tensor:
-        """See `RankingLoss.per_list_weighted`. Takes N^2 memory per list."""
-        gains = normalised_gains(labels, self.gain, mask, k, weights) * weights
-        ahead = torch.sigmoid((scores[:, None, :] - scores[:, :, None]) / self.tau)
-        # A comparison with a copy is 1/2. An item has no copies if its weight is below 1.
-        ranks = 1.0 - 0.5 * weights.clamp_max(1.0) + (ahead * weights[:, None, :]).sum(-1)
-        achieved = discount(ranks, scores.dtype) * gains
+        """See `RankingLoss.per_list` and `per_list_weighted`."""
+        gains = normalised_gains(labels, self.gain, mask, k, weights)
+        ranks = soft_ranks(scores, gains > 0 if k is None else mask, mask, self.tau, weights)
+        achieved = discount(ranks, scores.dtype) * (gains if weights is None else gains * weights)
         if k is not None:
             achieved = achieved * self._membership(ranks, k, scores.detach(), mask, weights)
         return 1.0 - achieved.sum(-1)
 
     def _membership(
-        self, ranks: Tensor, k: int | Tensor, scores: Tensor, mask: Tensor, weights: Tensor | None = None
+        self, ranks: Tensor, k: int | Tensor, scores: Tensor, mask: Tensor, weights: Tensor | None
     ) -> Tensor:
         """Return m, (B, N). The k-th and the next rank are found from the scores, in which ties are exact."""
         w = mask.to(ranks.dtype) if weights is None else weights

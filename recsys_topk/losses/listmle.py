@@ -10,7 +10,6 @@ from torch import Tensor
 from recsys_topk.losses.base import RankingLoss
 from recsys_topk.losses.true_items import true_items
 from recsys_topk.ops.losses.plackett_luce import plackett_luce
-from recsys_topk.ops.selection.ranks import descending_order, tie_groups
 
 
 class ListMLELoss(RankingLoss):
@@ -45,12 +44,4 @@ class ListMLELoss(RankingLoss):
         terms = mask & (labels > torch.where(mask, labels, math.inf).amin(-1, keepdim=True))
         if k is not None:
             terms = terms & true_items(labels, mask, k, self.positive_above, weights)
-        if weights is None:
-            return plackett_luce(scores, labels, terms, mask)
-        order = descending_order(labels, mask)
-        low = torch.finfo(scores.dtype).min / 4  # not -inf, at which logcumsumexp has no derivative
-        x = torch.where(mask, scores + weights.log(), low).gather(1, order)
-        first, _ = tie_groups(labels.gather(1, order)[:, 1:] != labels.gather(1, order)[:, :-1])
-        rest = x.flip(-1).logcumsumexp(-1).flip(-1).gather(1, first)
-        losses = (rest - scores.gather(1, order)) * weights.gather(1, order)
-        return torch.where(terms.gather(1, order), losses, 0.0).sum(1)
+        return plackett_luce(scores, labels, terms, mask, weights)

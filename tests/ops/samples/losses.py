@@ -143,7 +143,7 @@ def count_pairs_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, ..
 
 
 @sampled(plackett_luce)
-def plackett_luce_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+def plackett_luce_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
     for dtype in (torch.float32, torch.float64):
         for n, scale in ((7, 1.0), (40, 10.0), (40, 100.0)):
             x = scale * torch.randn(3, n, generator=generator, dtype=dtype)
@@ -151,29 +151,33 @@ def plackett_luce_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, 
             mask = torch.rand(3, n, generator=generator) > 0.3
             yield x.clone().requires_grad_(), labels, labels > 0, full_mask(x)
             yield torch.where(mask, x, 0.0).requires_grad_(), labels, mask & (labels > 0), mask
+            weights = mask * 2.0 * torch.rand(3, n, generator=generator, dtype=dtype)
+            yield torch.where(mask, x, 0.0).requires_grad_(), labels, mask & (labels > 0), mask, weights
 
 
 @sampled(soft_ranks)
-def soft_ranks_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
+def soft_ranks_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, float, Tensor | None]]:
     for dtype in (torch.float32, torch.float64):
         for n in (7, 40):
             x = torch.randn(3, n, generator=generator, dtype=dtype)
             x[0] *= 100.0
             mask = torch.rand(3, n, generator=generator) > 0.3
             for wanted in (torch.rand(3, n, generator=generator) > 0.7, full_mask(x)):
-                yield x.clone().requires_grad_(), wanted, full_mask(x), 0.5
-                yield torch.where(mask, x, 0.0).requires_grad_(), wanted & mask, mask, 2.0
+                weights = mask * 2.0 * torch.rand(3, n, generator=generator, dtype=dtype)
+                yield x.clone().requires_grad_(), wanted, full_mask(x), 0.5, None
+                for given in (None, weights):
+                    yield torch.where(mask, x, 0.0).requires_grad_(), wanted & mask, mask, 2.0, given
 
 
 @sampled(rank_values)
-def rank_values_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
-    return ((x.detach(), wanted, mask, tau) for x, wanted, mask, tau in soft_ranks_samples(generator))
+def rank_values_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, float, Tensor | None]]:
+    return ((x.detach(), *rest) for x, *rest in soft_ranks_samples(generator))
 
 
 @sampled(rank_gradient)
-def rank_gradient_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, float]]:
-    for x, wanted, mask, tau in rank_values_samples(generator):
-        yield x, wanted, mask, torch.cos(x), tau
+def rank_gradient_samples(generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
+    for x, wanted, mask, *rest in rank_values_samples(generator):
+        yield x, wanted, mask, torch.cos(x), *rest
 
 
 @sampled(survival_logs)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from recsys_topk.ops.backends.compiled.arithmetic import INFINITY, LOWEST, ZERO, exp_negative, f32, log_positive
+from recsys_topk.ops.backends.compiled.arithmetic import INFINITY, LOWEST, ONE, ZERO, exp_negative, f32, log_positive
 from recsys_topk.ops.backends.compiled.build import compiled
 from recsys_topk.ops.backends.compiled.lanes import splat
 from recsys_topk.ops.backends.compiled.memory import load, read, store, write
@@ -26,12 +26,13 @@ def recurrence_lists(part: Any, begin: Any, end: Any, n: Any, a: Any, b: Any, re
 
 @compiled
 def plackett_luce_lists(
-    part: Any, begin: Any, end: Any, n: Any, x: Any, labels: Any, terms: Any, order: Any, valid: Any, buffers: Any,
-    size: Any, losses: Any, gradient: Any, known: Any,
+    part: Any, begin: Any, end: Any, n: Any, x: Any, labels: Any, terms: Any, items: Any, order: Any, valid: Any,
+    buffers: Any, size: Any, losses: Any, gradient: Any, known: Any,
 ) -> None:  # fmt: skip
     """Write the loss and gradient of `recsys_topk.ops.losses.plackett_luce` for lists begin <= b < end.
 
     Further arguments:
+        items: Address of (B, N) float32, the weights of the items; 0 = all 1.
         order: (B, N) int64, whose lower half is the item at each place of the descending order of the labels.
         valid: (B,) int64, the number of valid items, which are first in the order.
         known: (parts,) uint8, written: whether the scores of no list differ by more than 80. Otherwise the rest is not
@@ -53,30 +54,33 @@ def plackett_luce_lists(
         for i in range(0, -(-m // WIDTH) * WIDTH, WIDTH):
             store(weights, i, exp_negative(load(weights, i) - splat(high)))
         # From the last place on: the sum over the items whose label is not larger.
-        loss, total, last, count = 0.0, 0.0, m, 0
+        loss, total, last = 0.0, 0.0, m
+        count: Any = 0.0
         for back in range(m):
             place = m - 1 - back
             item = start + (read(order, start + place, np.int64) & low_half)
+            copies = read(items, item, f32) if items != 0 else ONE
+            write(weights, place, read(weights, place, f32) * copies)
             total += read(weights, place, f32)
             if read(terms, item, np.uint8) != 0:
-                count += 1
-                loss += high - read(x, item, f32)
+                count += copies
+                loss += copies * (high - read(x, item, f32))
             above = start + (read(order, start + place - 1, np.int64) & low_half) if place > 0 else item
             if place == 0 or read(labels, above, f32) != read(labels, item, f32):
-                # `sums` holds the number of terms of the group over its sum, at its first place, and 0 elsewhere.
+                # `sums` holds the weight of the terms of the group over its sum, at its first place, and 0 elsewhere.
                 for i in range(place + 1, last):
                     write(sums, i, ZERO)
-                write(sums, place, f32(count / total))
+                write(sums, place, f32(count / total) if count > 0 else ZERO)
                 if count > 0:
                     loss += count * log_positive(f32(total))
-                last, count = place, 0
+                last, count = place, 0.0
         write(losses, b, f32(loss))
         pressure = 0.0
         for place in range(n):
             item = start + (read(order, start + place, np.int64) & low_half)
             if place < m:
                 pressure += read(sums, place, f32)
-                one = f32(read(terms, item, np.uint8) != 0)
+                one = f32(read(terms, item, np.uint8) != 0) * (read(items, item, f32) if items != 0 else ONE)
                 write(gradient, item, f32(read(weights, place, f32) * pressure) - one)
             else:
                 write(gradient, item, ZERO)
