@@ -6,15 +6,18 @@ import csv
 import gzip
 import json
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import datasets
 import fsspec
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
@@ -220,3 +223,14 @@ def test_error_for_text_that_is_not_utf8_names_the_fix(tmp_path: Path) -> None:
         path.write_bytes(b"user,item\n" + b"1,2\n" * lines + "1,é\n".encode("latin-1"))
         with pytest.raises(ValueError, match=rf"{number}\.csv cannot be read.*save it as UTF-8"):
             list(open_table(path).batches())
+
+
+def test_text_is_read_as_its_batches_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recsys_topk.tabular.tables.text._BLOCK", 1 << 16)
+    rows = 1_000_000
+    pa.csv.write_csv(pa.table({"user": np.arange(rows), "item": np.arange(rows)[::-1]}), tmp_path / "a.csv")
+    batches = iter(open_table(tmp_path / "a.csv").batches(["user", "item"]))
+    before, first = pa.total_allocated_bytes(), next(batches)
+    time.sleep(0.5)  # the scan of a data set would go on reading
+    assert pa.total_allocated_bytes() - before < 8 * rows  # of 16
+    assert first.num_rows + sum(batch.num_rows for batch in batches) == rows

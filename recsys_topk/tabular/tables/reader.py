@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
 from recsys_topk.registry import suggest
-from recsys_topk.tabular.tables.text import text_format
+from recsys_topk.tabular.tables.text import text_batches, text_format
 
 Source: TypeAlias = Any
 """A path or URL, several of them, a folder, a pandas or polars frame, a pyarrow table or a `datasets.Dataset`."""
@@ -277,6 +277,9 @@ def _open_files(paths: Sequence[str | Path], types: Mapping[str, str]) -> TableR
 def _scan(files: Iterable[Any], schema: pa.Schema, columns: list[str]) -> Iterator[pa.RecordBatch]:
     for file in files:
         with _readable(file.path, schema.names):
+            if isinstance(file.format, pads.CsvFileFormat):
+                yield from text_batches(file, schema, columns)
+                continue
             yield from file.to_batches(
                 columns=columns, schema=schema, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1
             )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ import pyarrow.dataset as pads
 
 _NULLS: Final = ("", "NULL", "null", "NaN", "nan", "None")
 _LOOKED_AT: Final = 1000
+_BLOCK: Final = 1 << 22
+"""Bytes of a file that are parsed at once. Up to 32 of them wait to be taken."""
 _PADDED = re.compile(r"0\d+")
 _TYPED = re.compile(r"([^:]+):(token|float|token_seq|float_seq)")
 _WITHOUT_HEADER: Final = {
@@ -79,9 +82,29 @@ def text_format(files: Any, places: Sequence[str], types: Mapping[str, str]) -> 
             strings_can_be_null=True,
             timestamp_parsers=[pacsv.ISO8601, _TIME] if known else [],
         ),
-        read_options=pacsv.ReadOptions(column_names=names, skip_rows=0 if known else 1, block_size=1 << 22),
+        read_options=pacsv.ReadOptions(column_names=names, skip_rows=0 if known else 1, block_size=_BLOCK),
     )
     return made, lists
+
+
+def text_batches(file: Any, schema: Any, columns: Sequence[str]) -> Iterator[Any]:
+    """Yield the record batches of a delimited text file, which is read as they are taken.
+
+    The scan of a data set reads ahead by a gigabyte if its batches are taken more slowly than they are read.
+
+    Args:
+        file: A fragment of a data set in the format of `text_format`.
+        schema: The types of its columns.
+        columns: The columns to read.
+    """
+    options = file.format.default_fragment_scan_options
+    convert = copy.copy(options.convert_options)
+    convert.column_types, convert.include_columns = schema, list(columns)
+    with (
+        file.filesystem.open_input_stream(file.path, compression="detect") as stream,
+        pacsv.open_csv(stream, options.read_options, file.format.parse_options, convert) as reader,
+    ):
+        yield from reader
 
 
 def _first_lines(files: Any, place: str, number: int) -> list[str]:
