@@ -38,7 +38,14 @@ def news(requests: int = 60) -> dict[str, Any]:
     }
 
 
-def write_folder(folder: Path, text: bool = False) -> tuple[dict[str, Any], dict[int, list[int]]]:
+def write_table(table: pa.Table, folder: Path, name: str, parts: int) -> None:
+    """Write a table as one file, or as several."""
+    for part in range(parts):
+        rows = table.slice(part * len(table) // parts, (part + 1) * len(table) // parts - part * len(table) // parts)
+        pq.write_table(rows, folder / (f"{name}.parquet" if parts == 1 else f"{name}-{part}.parquet"))
+
+
+def write_folder(folder: Path, text: bool = False, parts: int = 1) -> tuple[dict[str, Any], dict[int, list[int]]]:
     """Write requests and histories as two tables; return both."""
     rows, draw = news(), np.random.default_rng(1)
     views = {user: draw.integers(1000, 1040, user).tolist() for user in range(10)}  # two users have no history
@@ -47,16 +54,16 @@ def write_folder(folder: Path, text: bool = False) -> tuple[dict[str, Any], dict
     if text:
         marked = zip(columns.pop("article_ids_inview"), columns.pop("article_ids_clicked"), strict=True)
         columns["impressions"] = [" ".join(f"{item}-{int(item in own)}" for item in shown) for shown, own in marked]
-    pq.write_table(pa.table(columns), folder / "behaviors.parquet")
+    write_table(pa.table(columns), folder, "behaviors", parts)
     seconds = [[1.0] * len(own) for own in views.values()]
     history = {"user_id": list(views), "article_id_fixed": list(views.values()), "read_time_fixed": seconds}
-    pq.write_table(pa.table(history), folder / "history.parquet")
+    write_table(pa.table(history), folder, "history", parts)
     return rows, views
 
 
-@pytest.mark.parametrize("text", [False, True])
-def test_folder_of_published_lists_equals_loop_over_requests(tmp_path: Path, text: bool) -> None:
-    rows, views = write_folder(tmp_path / "news", text)
+@pytest.mark.parametrize(("text", "parts"), [(False, 1), (True, 1), (False, 3)])
+def test_folder_of_published_lists_equals_loop_over_requests(tmp_path: Path, text: bool, parts: int) -> None:
+    rows, views = write_folder(tmp_path / "news", text, parts)
     assert looks_like_lists([str(tmp_path / "news")], {})
     data = ListsDataModule(str(tmp_path / "news"), cache_dir=str(tmp_path / "cache"))
     described = data.plan.description

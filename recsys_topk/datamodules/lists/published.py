@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -143,13 +144,22 @@ class _Joined:
 
 
 def open_readers(source: Source, types: Mapping[str, str] | None) -> list[TableReader]:
-    """Open the files of a source one by one, with those next to a folder of one split."""
+    """Open the tables of a source, with those next to a folder of one split.
+
+    Files of a folder with the same columns are one table.
+    """
     if not isinstance(source, (str, Path)):
         return [open_table(source, types)]
     places, folder = file_names(source), Path(source).expanduser()
     if folder.is_dir() and SPLIT_NAMED.search(folder.name.lower()):
         places += sorted(str(path) for path in folder.parent.iterdir() if path.is_file() and file_format(path.name))
-    return [open_table(place, types) for place in places]
+    readers, same = [open_table(place, types) for place in places], defaultdict(list)
+    for number, (place, reader) in enumerate(zip(places, readers, strict=True)):
+        same[(str(Path(place).parent), *reader.columns)].append(number)
+    return [
+        readers[parts[0]] if len(parts) == 1 else open_table([places[part] for part in parts], types)
+        for parts in same.values()
+    ]
 
 
 def _is_id(kind: Any) -> bool:
