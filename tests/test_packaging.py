@@ -13,15 +13,15 @@ import pytest
 import recsys_topk
 
 ROOT = Path(__file__).parents[1]
-PIN = re.compile(r"^(?P<name>[a-z0-9._-]+)==(?P<version>[^ ;]+)( ; .+)?$")
+PIN = re.compile(r"^(?P<name>[a-z0-9._-]+)==(?P<version>[^ ;]+)( ; .+?)?( +--hash=sha256:[0-9a-f]{64})+$")
 
 
 def pins(name: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for line in (ROOT / "requirements" / name).read_text().splitlines():
+    for line in (ROOT / "requirements" / name).read_text().replace("\\\n", "").splitlines():
         if line.strip() and not line.lstrip().startswith("#"):
             match = PIN.match(line)
-            assert match, f"{name} is not fully pinned: {line!r}"
+            assert match, f"{name} is not fully pinned with hashes: {line!r}"
             found.setdefault(match["name"], set()).add(match["version"])
     return found
 
