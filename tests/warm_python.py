@@ -146,7 +146,8 @@ class Server:
         """Make a forked process independent of the server."""
         os.setsid()
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGHUP):  # the tests may run under nohup, which ignores SIGHUP
+            signal.signal(number, signal.SIG_DFL)
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
