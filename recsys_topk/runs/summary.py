@@ -79,7 +79,7 @@ def report_end(run: TrainingRun, command: Command) -> None:
     )
     if best is not None:
         value = float(best.best_model_score)
-        run.log_line(f"best {best.monitor} {value:.4f} (best.ckpt)")
+        run.log_line(f"best {best.monitor} {value:.4f} (best.ckpt){early_stop(run)}")
         for line in advice(run.trainer.global_step, value, popularity):
             run.log_line(line)
     log_end(run, command, shown)
@@ -88,6 +88,15 @@ def report_end(run: TrainingRun, command: Command) -> None:
     if command == "fit":
         for line in next_commands(run.directory.path, run.model):
             run.log_line(line)
+
+
+def early_stop(run: TrainingRun) -> str:
+    """Return why an EarlyStopping ended the run before its last epoch; empty if none did."""
+    for part in run.trainer.early_stopping_callbacks:
+        if part.stopped_epoch:
+            unmoved = f"{part.monitor} did not improve in {part.patience} validations"
+            return f"; stopped early after epoch {part.stopped_epoch + 1} of {run.trainer.max_epochs}: {unmoved}"
+    return ""
 
 
 def advice(steps: int, value: float, popularity: float | None) -> list[str]:

@@ -71,7 +71,13 @@ def test_resumed_run_with_a_schedule_gives_identical_weights(here: Path) -> None
 
 
 def test_early_stopping_stops_when_nothing_is_learned(here: Path) -> None:
-    recipe("early-stopping", model={"lr": 0.0}).fit()
+    run = recipe("early-stopping", model={"lr": 0.0})
+    lines: list[str] = []
+    run.log_line = lines.append
+    run.fit()
+    (best,) = (line for line in lines if line.startswith("best "))
+    assert "stopped early after epoch 4 of " in best
+    assert best.endswith(": val/joint_recall@10@20 did not improve in 3 validations")
     facts = json.loads((here / "runs" / "early-stopping" / "run.json").read_text())
     assert (facts["status"], facts["steps"], facts["epochs"]) == (
         "finished",
