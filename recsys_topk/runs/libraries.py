@@ -30,7 +30,8 @@ def keep_freed_memory() -> bool:
 NOTICES = (
     "Failed to import: fbgemm_gpu|is now DEPRECATED|does not have many workers|LeafSpec|The number of training batches|"
     "torch.distributed.(reduce_scatter_tensor|all_gather_into_tensor)|deprecating ShardedTensor|"
-    "Checkpoint directory|callbacks used to create the checkpoint|infer the batch indices fetched|Total length of `list` across ranks is zero"
+    "Checkpoint directory|callbacks used to create the checkpoint|infer the batch indices fetched|"
+    "Total length of `list` across ranks is zero"
 )
 GREETINGS = re.compile(
     "(GPU|TPU|HPU) available|💡|`Trainer.|Restor(ing|ed)|Loaded model weights|Loading `train_dataloader`|Using|-{20}|"
