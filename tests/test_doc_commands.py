@@ -167,3 +167,17 @@ def test_commands_are_found() -> None:
     assert found["docs/wandb.md"] > 12
     assert ["fit", "--resume", "last"] in commands_of("docs/training.md")
     assert any(line.startswith("torchrun") for line in lines_of("docs/scale.md"))
+
+
+def test_pages_for_newcomers_write_to_different_places() -> None:
+    """Read in order, in one folder: no command finds the run or the export of an earlier page."""
+    pages = [f"docs/{name}.md" for name in ("tutorial", "own-data", "cascade-for-your-log", "serving")]
+    written = [
+        (name, place)
+        for page in pages
+        for name, place in re.findall(r"^recsys-topk \w+ .*--(name|out) (\S+)", (ROOT / page).read_text(), re.MULTILINE)
+        if not re.search(r"path/to|^s\d", place)
+    ]
+    assert ("name", "tutorial") in written
+    assert ("out", "export-clicks") in written
+    assert len(set(written)) == len(written), sorted(written)

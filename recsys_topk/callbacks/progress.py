@@ -21,6 +21,7 @@ from recsys_topk.metrics.functional import joint_recall
 RATE = "train/requests_per_second"
 LISTS = 256  # lists per batch for the recall; enough for two digits
 BAR = (5, 40)  # minimum and maximum length of a bar, in characters
+SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class Pace(ObjectiveCalls):
@@ -40,6 +41,7 @@ class Pace(ObjectiveCalls):
         self._recalls: list[float] = []  # the monitored metric at each validation
         self._began: tuple[float, int] | None = None  # time and step at the start of this process
         self._requests, self._since, self._measured = 0, 0.0, 0.0
+        self._terms: Tensor | None = None  # (2, terms): sum and number of the values of each term in this epoch
 
     def should_record(self, trainer: pl.Trainer) -> bool:
         """Return whether the next measurement of the recall is due."""
@@ -63,10 +65,12 @@ class Pace(ObjectiveCalls):
         self.val_length = batch.candidates.shape[1]
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, _: Any, batch: Any, *__: Any
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, _: Any, batch: Any, batch_idx: int
     ) -> None:
         """Measure, and log at the steps at which the trainer logs."""
         self._requests += batch.size * trainer.world_size
+        terms = torch.stack([pl_module.newest_terms, (pl_module.newest_terms != 0).float()])
+        self._terms = self._terms + terms if batch_idx and self._terms is not None else terms
         now, step = time.monotonic(), trainer.global_step
         if self._began is None:  # the first step is slower than others
             self._began = (now, step)
@@ -86,19 +90,18 @@ class Pace(ObjectiveCalls):
         """Return the values to show, the most important first.
 
         A recall is shown with the list length, because longer lists are harder. The loss is the unweighted sum of the
-        objective's terms (``train/loss_STAGE``): with learned weights, the total (``train/loss``) can be negative.
+        objective's terms (``train/loss_STAGE``): with learned weights, the total (``train/loss``) can be negative. A
+        term is the mean over the steps of this epoch that have it, because a stage may train in some steps only.
         """
-        metrics = trainer.callback_metrics
-        terms = [float(value) for name, value in metrics.items() if name.startswith("train/loss_")]
-        terms = terms or [float(metrics[name]) for name in ("train/loss",) if name in metrics]
+        terms = [] if self._terms is None else [total / number for total, number in self._terms.T.tolist() if number]
         shown = {"loss": f"{sum(terms):.3f}"} if terms else {}
-        for name, value in trainer.progress_bar_metrics.items():
-            if name.startswith("val/"):
-                metric = name.removeprefix("val/")
-                metric = "recall" if metric.startswith("joint_recall@") else metric
-                shown[f"val {metric} ({self.val_length})"] = f"{float(value):.3f}"
-                if name == f"val/{trainer.lightning_module.monitor}" and self._recalls[1:]:
-                    shown[f"val {metric} ({self.val_length})"] += f" {sparkline(self._recalls)}"
+        monitored = f"val/{trainer.lightning_module.monitor}"
+        value = trainer.callback_metrics.get(monitored)
+        if value is not None:
+            metric, _, lists = monitored.removeprefix("val/").partition("/")
+            metric = "recall" if metric.startswith("joint_recall@") else metric
+            bars = f" {sparkline(self._recalls)}" if self._recalls[1:] else ""
+            shown[f"val {metric} ({'all items' if lists else self.val_length})"] = f"{float(value):.3f}{bars}"
         if self.train_recall is not None:
             shown[f"train recall ({self.train_length})"] = f"{self.train_recall:.3f}"
         if self.requests_per_second is not None:
@@ -138,9 +141,10 @@ def progress_line(
     left = "".join(f"  {text}" for text in _texts({"": seconds_left}))
     tail = f" {counts}"
     for text in _texts(values):
-        if len(name) + 1 + BAR[0] + len(tail) + 2 + len(text) + len(left) > width:
+        shown = _fitting(text, width - len(name) - 1 - BAR[0] - len(tail) - 2 - len(left))
+        if not shown:
             break
-        tail += f"  {text}"
+        tail += f"  {shown}"
     tail += left
     length = min(BAR[1], max(0, width - len(name) - 1 - len(tail)))
     halves = round(2 * length * done / total) if known else 0
@@ -157,7 +161,7 @@ def sparkline(values: Sequence[float], length: int = 20) -> str:
     """
     shown = [value for value in values if math.isfinite(value)][-length:]
     low, high = min(shown, default=0.0), max(shown, default=0.0)
-    return "".join("▁▂▃▄▅▆▇█"[int(7.99 * (value - low) / ((high - low) or 1.0))] for value in shown)
+    return "".join(SPARKS[int(7.99 * (value - low) / ((high - low) or 1.0))] for value in shown)
 
 
 class Progress(ProgressBar):  # type: ignore[misc]  # lightning is untyped here
@@ -192,7 +196,8 @@ class Progress(ProgressBar):  # type: ignore[misc]  # lightning is untyped here
             self.clear()
             line = epoch_text(trainer)
             for text in _texts(self.pace.values(trainer)):
-                line += f"  {text}" if len(line) + 2 + len(text) <= shutil.get_terminal_size().columns else ""
+                shown = _fitting(text, shutil.get_terminal_size().columns - len(line) - 2)
+                line += f"  {shown}" if shown else ""
             self.write(line)
         else:
             self._training(trainer, trainer.fit_loop.batch_idx + 1)
@@ -212,7 +217,7 @@ class Progress(ProgressBar):  # type: ignore[misc]  # lightning is untyped here
         if self.terminal and self._enabled:
             sys.stdout.write("\r\x1b[K")
 
-    on_train_end = on_validation_end = on_test_end = on_predict_end = on_exception = clear
+    on_train_end = on_validation_end = on_test_epoch_end = on_test_end = on_predict_end = on_exception = clear
 
     def _training(self, trainer: pl.Trainer, batches: int) -> None:
         values, left = self.pace.values(trainer), self.pace.seconds_left
@@ -238,6 +243,11 @@ def _texts(values: Mapping[str, str | float | None]) -> list[str]:
     """Return values with their names, and seconds without a name as the time that is left."""
     left = [f"{timedelta(seconds=int(x))} left" for x in values.values() if isinstance(x, float)]
     return [f"{name} {value}" for name, value in values.items() if isinstance(value, str)] + left
+
+
+def _fitting(text: str, room: int) -> str:
+    """Return a text that fits, if need be without its sparkline; empty if it is still too long."""
+    return next((one for one in (text, text.rstrip(f"{SPARKS} ")) if len(one) <= room), "")
 
 
 def epoch_text(trainer: pl.Trainer) -> str:

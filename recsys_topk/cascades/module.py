@@ -240,6 +240,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         with global_batch(self.trainer.world_size > 1):
             output = self.compute_objective(batch)
             found = average(torch.stack([output.total, *output.terms.values()]))
+        self.newest_terms = found[1:].detach()
         self.log("train/loss", found[0], prog_bar=True, batch_size=batch.size)
         for name, term in zip(output.terms, found[1:], strict=True):
             own = self.cascade.names[output.stage_of[name]] if name in output.stage_of else name

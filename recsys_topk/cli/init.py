@@ -16,7 +16,7 @@ from recsys_topk.files import write_whole
 from recsys_topk.text import printable
 
 MORE = """
-# The run: runs/{name} gets this config, the metrics and the checkpoints. Everything below may be changed.
+# The run: runs/{folder} gets this config, the metrics and the checkpoints. Everything below may be changed.
 name: {name}
 seed_everything: 42
 # logger: wandb               # or mlflow, tensorboard; metrics.csv is always written
@@ -61,6 +61,6 @@ def main(argv: list[str]) -> int:
         place = r"(?m)^(data:\n  class_path: \w+\n)(  init_args:\n)?"
         insert = f"root: {json.dumps(root, ensure_ascii=False)}\n"
         text = re.sub(place, lambda m: f"{m[1]}{m[2] or ''}{'    ' if m[2] else '  '}{insert}", text, count=1)
-    write_whole(target, text + MORE.format(name=json.dumps(name, ensure_ascii=False)))
+    write_whole(target, text + MORE.format(folder=printable(name), name=json.dumps(name, ensure_ascii=False)))
     echo(f"written: {printable(args.file)}  ({kind}); edit it, and train: recsys-topk fit --config {args.file}")
     return 0

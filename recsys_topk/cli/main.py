@@ -6,8 +6,10 @@ import errno
 import importlib
 import logging
 import os
+import shutil
 import sys
 import tempfile
+import textwrap
 import warnings
 from collections.abc import Sequence
 from itertools import pairwise
@@ -67,7 +69,9 @@ RECSYS_TOPK_DEBUG=1 in the environment shows the traceback of an error"""
 def usage() -> str:
     """Return the help text."""
     width = max(len(name) for name in COMMANDS)
+    columns, indent = max(width + 24, shutil.get_terminal_size((120, 0)).columns), " " * (width + 4)
     lines = [f"  {name.ljust(width)}  {text}" for name, (_, text) in COMMANDS.items()]
+    lines = [textwrap.fill(line, columns, subsequent_indent=indent) for line in lines]
     head = ["usage: recsys-topk [--help] [--version] COMMAND ...", ""]
     purpose = ["Train recommender cascades so that the right set of items survives.", ""]
     return "\n".join([*head, *purpose, "commands:", *lines, "", EXAMPLES])

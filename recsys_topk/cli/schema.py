@@ -37,8 +37,13 @@ def main(argv: list[str]) -> int:
             f"{' '.join(args.files)}: no table with columns was found; give CSV, TSV, Parquet, Feather or JSON lines, "
             f"or a folder of such files"
         )
-    if description.roles:
-        echo(f"{kind}; columns: " + ", ".join(f"{role} = {column}" for role, column in description.roles.items()))
+    if not description.roles:
+        names = ", ".join(guess.column for guesses in description.guesses.values() for guess in guesses)
+        raise ValueError(
+            f"{' '.join(args.files)}: no column of users or items was recognised among {names}; name them, e.g. "
+            f"--user COLUMN --item COLUMN"
+        )
+    echo(f"{kind}; columns: " + ", ".join(f"{role} = {column}" for role, column in description.roles.items()))
     for name, guesses in description.guesses.items():
         if guesses:
             echo(f"\n{name}")

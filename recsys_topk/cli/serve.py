@@ -19,6 +19,7 @@ def make_worker(*arguments: Any) -> Any:
     """Return the application (`make_app`), with a log on standard error."""
     from recsys_topk.serving.service import make_app
 
+    logging.getLogger("faiss").setLevel(logging.WARNING)  # it reports every CPU feature that it has no build for
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     return make_app(*arguments)
 

@@ -41,8 +41,8 @@ def _rows(result: Result, anchor: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         for found in summarise(result.content["runs"]):
             first = result.content["runs"][found["run"]][0]
-            name, measure = f"{result.name.partition(': ')[2]}: {found['run']}", next(iter(first["metrics"]))
-            own = {"joint recall": found["joint"], "measure": f"{measure.split('/')[0]} {short_name(measure)}"}
+            name = f"{result.name.partition(': ')[2]}: {found['run']}"
+            own = {"joint recall": found["joint"], "measure": measure_of(next(iter(first["metrics"])))}
             about = described(first.get("config") or {})
             command = shlex.join(result.content.get("command", ()))
             rows.append({"run": name, **own, **about, "seconds": found["seconds"], "command": command, "#": anchor})
@@ -53,15 +53,26 @@ def _rows(result: Result, anchor: str) -> list[dict[str, Any]]:
     joint = next((name for name in values if re.search(r"/joint_recall@[^/]*/\d", name)), None) or next(
         (name for name in values if "joint_recall@" in name), None
     )
-    split, metric, *lists = (joint or "//").split("/")
+    metric = (joint or "//").split("/")[1]
     baselines = {name: found.get(metric) for name, found in known.get("baselines", {}).items()}
     catalogue = [name for name in values if re.search(r"/joint_recall@[^/]*/[a-z]", name)]
     shown = {f"all items: {name.rpartition('/')[2]}".replace(": corpus", ""): values[name] for name in catalogue}
-    measure = f"{split} {short_name(metric)}{''.join(f' of {n}' for n in lists)}" if joint else None
-    own = {"run": result.path.name, "joint recall": values.get(joint or "")}
-    own |= {**baselines, "measure": measure, **described(result.content["config"] or {}), **dict(sorted(shown.items()))}
-    own["objective"] = own["objective"] or known.get("objective")
+    own = {"run": result.path.name, "joint recall": values.get(joint or ""), **baselines}
+    own |= {"measure": measure_of(joint) if joint else None, **described(result.content["config"] or {})}
+    own |= dict(sorted(shown.items()))
+    own["objective"] = known.get("objective") or own["objective"]
     return [{**own, "seconds": known.get("seconds"), "command": command_of(result), "#": anchor}]
+
+
+def measure_of(metric: str) -> str:
+    """Return what a logged metric measures, and in lists of which length: runs with the same text are compared.
+
+    Example:
+        >>> measure_of("test/joint_recall@10@20/200"), measure_of("val/joint_recall@10@20")
+        ('test joint@10@20 of 200', 'val joint@10@20')
+    """
+    split, name, *lists = metric.split("/")
+    return f"{split} {short_name(name)}{''.join(f' of {length}' for length in lists)}"
 
 
 def logged_values(folder: Path) -> dict[str, dict[int, float]]:
@@ -121,6 +132,7 @@ def described(config: Mapping[str, Any]) -> dict[str, str]:
     else:
         size = f"{world.get('users')} users, {world.get('items')} items, {world.get('days')} days"
         text = f"a simulated world: {size} of {world.get('requests')} requests (seed {world.get('seed')})"
+        text = text if world else "not recorded"
     loss, objective = (model.get(key) or {} for key in ("loss", "objective"))
     tau = (loss.get("init_args") or {}).get("tau") if isinstance(loss, Mapping) else None
     named = [str(one.get("class_path", "") if isinstance(one, Mapping) else one) for one in (loss, objective)]

@@ -58,6 +58,8 @@ def read_config(name: str) -> dict[str, Any]:
     if "\n" in name or ": " in name:
         content = read_yaml(name, source)
     elif Path(name).is_file():
+        if Path(name).suffix in (".csv", ".tsv", ".parquet", ".feather"):
+            raise ValueError(f"{name} is a table and no config; give it as --data.root {name}")
         content = read_yaml_file(Path(name))
     elif name in packaged_configs():
         content = read_yaml(resources.files(CONFIGS).joinpath(f"{name}.yaml").read_text(encoding="utf-8"), source)

@@ -35,7 +35,7 @@ NOTICES = (
 )
 GREETINGS = re.compile(
     "(GPU|TPU|HPU) available|💡|`Trainer.|Restor(ing|ed)|Loaded model weights|Loading `train_dataloader`|Using|-{20}|"
-    "\nDetected KeyboardInterrupt"
+    "\nDetected KeyboardInterrupt|Trainer was signaled"
 )
 LOUD = {
     "lightning.fabric.utilities.seed": logging.WARNING,

@@ -76,7 +76,7 @@ def announce_memory(
     others += f"; counts: {size_text(plan.counts)}" if plan.counts > 2**20 else ""
     if plan.total < _SMALL:
         parts = ", ".join(f"{size_text(plan.part(name))} {name}" for name in ("weights", "optimizer", "gradient"))
-        return [f"tables of {plan.copies} stages: {parts}{others}"]
+        return [f"tables of {plan.copies} {'stage' if plan.copies == 1 else 'stages'}: {parts}{others}"]
     lines = [f"  {line}" for line in table(plan.lines()).splitlines()]
     return [f"tables, before they are allocated{others}:", *lines]
 

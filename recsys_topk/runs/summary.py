@@ -86,7 +86,8 @@ def report_end(run: TrainingRun, command: Command) -> None:
     if command == run.parts().command:
         run.log_line("\n  ".join(["written:", *run.directory.files()]))
     if command == "fit":
-        for line in next_commands(run.directory.path, run.model):
+        catalogue = getattr(run.data, "negative_source", None) == "catalogue"
+        for line in next_commands(run.directory.path, run.model, catalogue):
             run.log_line(line)
 
 
@@ -214,23 +215,25 @@ def _log_table(run: TrainingRun, title: str, rows: Sequence[Mapping[str, object]
     run.log_line(table(rows, [name for name in (*first, *between, *last) if name in rankers]))
 
 
-def next_commands(path: Path, model: CascadeModule) -> list[str]:
+def next_commands(path: Path, model: CascadeModule, catalogue: bool = False) -> list[str]:
     """Return useful commands after training, with the paths of the run; none without a checkpoint.
 
     Args:
         path: The run directory.
         model: The trained model; the `compare` command trains its loss and another one.
+        catalogue: It was trained against the whole catalogue, as few losses can: no `compare` command.
     """
     files = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
     checkpoint = next((shlex.quote(str(file)) for file in files if file.is_file()), None)
     if checkpoint is None:
         return []
-    lines = ["next:", f"  recsys-topk test --ckpt_path {checkpoint}"]
+    lines = ["next:", f"  recsys-topk test --ckpt_path {checkpoint}{' --corpus' if catalogue else ''}"]
     path_of_loss = class_path(type(model.loss))
     name = getattr(model.loss, "name", None) if path_of_loss.startswith("recsys_topk.") else path_of_loss
-    if model.objective.uses_loss and name is not None:
+    if model.objective.uses_loss and name is not None and not catalogue:
         config, other = shlex.quote(str(path / "config.yaml")), "dftopk" if name == "listnet" else "listnet"
-        lines.append(f"  recsys-topk compare --config {config} --losses {name},{other}")
+        out = shlex.quote(str(path.parent / f"compare-{path.name}"))  # not the folder of another comparison
+        lines.append(f"  recsys-topk compare --config {config} --losses {name},{other} --out {out}")
     export = shlex.quote(str(path / "export"))
     return [*lines, f"  recsys-topk export --ckpt_path {checkpoint} --out {export}"]
 

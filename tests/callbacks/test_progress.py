@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 
 from recsys_topk.callbacks.progress import Pace, Progress, progress_line
 from recsys_topk.metrics import JointRecall
@@ -118,6 +120,12 @@ def test_progress_line_fits_the_width_and_shows_values_in_order(width: int, epoc
     assert len(shown) >= {60: 1, 80: 1, 100: 2, 130: 3}[width]
 
 
+def test_a_value_is_shown_without_its_sparkline_if_that_does_not_fit() -> None:
+    values = {"loss": "1.000", "val recall (200)": "0.301 ▁▂▃▄▅▆▇█▁▂▃▄"}
+    assert progress_line(80, "epoch 9/9", 1, 8, values).endswith("1/8  loss 1.000  val recall (200) 0.301 ▁▂▃▄▅▆▇█▁▂▃▄")
+    assert progress_line(65, "epoch 9/9", 1, 8, values).endswith("1/8  loss 1.000  val recall (200) 0.301")
+
+
 def test_shown_loss_is_the_unweighted_sum_of_the_terms(tmp_path: Path) -> None:
     """Learned weights can make the total negative; the shown loss is not."""
     pace, model = Pace(every=None), module(objective="joint")
@@ -129,3 +137,49 @@ def test_shown_loss_is_the_unweighted_sum_of_the_terms(tmp_path: Path) -> None:
     terms = [float(value) for name, value in run.callback_metrics.items() if name.startswith("train/loss_")]
     assert len(terms) == 3
     assert pace.values(run)["loss"] == f"{sum(terms):.3f}"
+
+
+def test_shown_loss_is_the_mean_of_the_steps_that_have_a_term(tmp_path: Path) -> None:
+    """A stage may train in some steps only; the last step of an epoch must not decide what is shown."""
+    pace, model, logged = Pace(every=None), module(objective="joint"), list[list[float]]()
+    step = model.training_step
+
+    def second_step_without_a_term(batch: Any, batch_idx: int) -> Any:
+        total = step(batch, batch_idx)
+        if batch_idx == 1:
+            model.newest_terms[0] = 0.0
+        logged.append(model.newest_terms.tolist())
+        return total
+
+    model.training_step = second_step_without_a_term  # type: ignore[method-assign]
+    run = trainer(tmp_path, callbacks=[pace])
+    run.fit(model, batches(2))
+    (first, *others), (_, *second) = logged
+    expected = first + sum((a + b) / 2 for a, b in zip(others, second, strict=True))
+    assert float(pace.values(run)["loss"]) == pytest.approx(expected, abs=6e-4)
+
+
+def test_a_monitored_metric_over_the_catalogue_is_shown(tmp_path: Path) -> None:
+    pace, model = Pace(every=None), module()
+    model.monitor = "recall@20/corpus"
+    run = trainer(tmp_path, callbacks=[pace])
+    run.fit(model, batches(1))
+    run.callback_metrics["val/recall@20/corpus"] = torch.tensor(0.25)
+    pace._recalls = [0.1, 0.25]
+    assert pace.values(run)["val recall@20 (all items)"] == "0.250 ▁█"
+
+
+def test_terminal_removes_the_line_of_the_test_before_other_lines_follow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Says(Callback):  # type: ignore[misc]  # lightning is untyped here
+        def on_test_epoch_end(self, *_: Any) -> None:
+            sys.stdout.write("scoring all items")
+
+    pace = Pace(every=None)
+    progress = Progress(pace, lambda line: None, terminal=True)
+    progress.every = 0.0
+    trainer(tmp_path, callbacks=[pace, progress, Says()], enable_progress_bar=True).test(
+        module(), batches(1), verbose=False
+    )
+    assert "\r\x1b[Kscoring all items" in capsys.readouterr().out

@@ -33,6 +33,7 @@ def test_wrong_option_exits_with_status_2_and_one_line(command: str, in_process:
     [
         (["fit", "--lr=0.1"], "did you mean --model.lr?"),
         (["fit", "--epochs=3"], "did you mean --trainer.max_epochs?"),
+        (["fit", "--epoch=3"], "did you mean --trainer.max_epochs?"),
         (["fit", "--batch_size=3"], "did you mean --data.batch_size?"),
         (["fit", "--k=3"], "did you mean --model.k?"),
         (["fit", "--seed=3"], "did you mean --seed_everything?"),
@@ -45,6 +46,8 @@ def test_wrong_option_exits_with_status_2_and_one_line(command: str, in_process:
             "clicks.csv is a table and no RecFlow folder; add",
         ),
         (["schema", "cut.yaml"], "cut.yaml: no table with columns was found"),
+        (["schema", "other.csv", "--out=x.yaml"], "no column of users or items was recognised among a, b; name them"),
+        (["fit", "--config=clicks.csv"], "clicks.csv is a table and no config; give it as --data.root clicks.csv"),
         (["compare", "--losses=dftopk", "--no_such=3"], "fit has no option --no_such"),
         (["compare", "--losses=dftopk,listnet", "--variant=x=--model.lrr 3"], "did you mean --model.lr?"),
         (["bench"], "the following arguments are required: SUITE; see recsys-topk bench --help"),
@@ -60,6 +63,7 @@ def test_mistakes_exit_before_any_file_is_written(
 ) -> None:
     """No world is simulated."""
     files = {"cut.yaml": "data:\n  world: {users: 20", "wrong.yaml": "model:\n  lrr: 1\n", "clicks.csv": "user,item\n"}
+    files["other.csv"] = "a,b\n1,2\n"
     for name, text in files.items():
         (tmp_path / name).write_text(text)
 
@@ -117,6 +121,16 @@ def test_help_names_the_exit_statuses_and_the_debug_variable(capsys: pytest.Capt
     assert "RECSYS_TOPK_DEBUG=1" in shown
 
 
+def test_table_of_commands_fits_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["--help"]) == 0
+    rows = capsys.readouterr().out.partition("commands:\n")[2].partition("\nexamples:")[0].splitlines()
+    assert max(map(len, rows)) <= 60
+    assert "              candidate as Parquet" in rows
+
+
 def test_commands_printed_by_fit_run(in_process: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = in_process(tmp_path, "fit", *TINY_WORLD, "--name", "a b", "--trainer.enable_progress_bar=false")
     assert done.returncode == 0, done.stderr
@@ -128,6 +142,7 @@ def test_commands_printed_by_fit_run(in_process: Command, tmp_path: Path, monkey
     test, compare, export = (command[1:] for command in commands)
     done = in_process(tmp_path, *test)
     assert done.returncode == 0, done.stderr
+    assert compare[-2:] == ["--out", "runs/compare-a b"]  # not where another comparison may be
     done = in_process(tmp_path, *compare, "--seeds=0")  # the other options are accepted
     assert done.stderr == "recsys-topk compare: --seeds must be at least 1, got 0\n"
 

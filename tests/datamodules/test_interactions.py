@@ -488,7 +488,9 @@ def test_splits_from_files_and_counts_of_skipped_rows(tmp_path: Path) -> None:
     assert batch.history_length.tolist() == [1]  # a rating of 1 does not count as an interaction
 
 
-def test_prepare_prints_its_guesses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_prints_its_guesses_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     rows = "\n".join(f"u{n % 5},i{n % 11},{1_700_000_000_000 + n}" for n in range(60))
     (tmp_path / "log.csv").write_text(f"userId,movieId,timestamp\n{rows}\n")
     command = ["prepare", "--data", "interactions", "--data.root", str(tmp_path / "log.csv")]
@@ -496,6 +498,8 @@ def test_prepare_prints_its_guesses(tmp_path: Path, capsys: pytest.CaptureFixtur
     output = capsys.readouterr().out
     assert "user = userId, item = movieId, time = timestamp" in output
     assert "times: milliseconds, 2023-11-14 to 2023-11-14" in output
+    assert "preparing" in caplog.text
+    assert "times: milliseconds" not in caplog.text
     data = InteractionsDataModule(str(tmp_path / "log.csv"), cache_dir=str(tmp_path / "cache"))
     assert sorted(data.prepared.item_ids.tolist()) == sorted({f"i{n}" for n in range(11)})
     assert main(["prepare", "--data", "interactions", "--data.root", str(tmp_path / "no.csv")]) == 2

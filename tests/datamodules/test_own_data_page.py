@@ -43,6 +43,7 @@ def test_five_commands_run_and_beat_popularity(
     assert "user = user_id, item = item_id, time = timestamp" in output["schema"]
     assert "1,440 interactions of 60 users with 90 items" in output["prepare"]
     assert "times: seconds, 2023-11-14 to 2023-11-26" in output["prepare"]
+    assert "preparing" not in output["fit"]  # it uses what `prepare` wrote
     (measured,) = (tmp_path / "runs").glob("test-*/corpus.json")
     found = json.loads(measured.read_text())["metrics"]
     others = max(found["recall@20/popularity"], found["recall@20/random"])

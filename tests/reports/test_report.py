@@ -182,6 +182,28 @@ def test_first_table_has_one_row_per_run_and_marks_the_best(tmp_path: Path, caps
     assert "Best of 2 on interactions in c.csv, val joint@10@20: good, 0.5000." in capsys.readouterr().out
 
 
+def test_comparison_and_test_of_the_same_lists_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One best run, not one of the comparison and one of the tests; an objective has one name in all rows."""
+    content = recorded("main-table", "comparison.json")
+    config = next(iter(content["runs"].values()))[0]["config"]
+    for runs in content["runs"].values():
+        runs[0]["config"] = config
+    table, run = tmp_path / "table", tmp_path / "test-mine"
+    table.mkdir()
+    (table / "comparison.json").write_text(json.dumps(content))
+    run.mkdir()
+    (run / "config.yaml").write_text(json.dumps({**config, "ckpt_path": "runs/mine/checkpoints/best.ckpt"}))
+    (run / "metrics.csv").write_text("epoch,step,test/joint_recall@10@20/200\n0,9,0.9999\n")
+    (run / "result.json").write_text('{"objective": "joint"}')
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    head, *rows = Page((tmp_path / "r.html").read_text()).tables[0]
+    shown = [dict(zip(head, row, strict=True)) for row in rows]
+    assert [row["run"] for row in shown if row["run"].startswith("★")] == ["★ test-mine"]
+    assert {row["measure"] for row in shown} == {"test joint@10@20 of 200"}
+    assert shown[0]["objective"] == "joint"
+    assert f"Best of {len(content['runs']) + 1} on " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [({}, "nothing to report in"), ({"notes.txt": "x"}, "looked for experiment.json"),

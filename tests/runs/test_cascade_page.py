@@ -41,4 +41,6 @@ def test_commands_lead_from_a_csv_to_recommendations(
     assert answer["user"] == "u17"
     # Users like the items with their number modulo 3; 30 of them, 24 of which each user has had.
     assert len(answer["items"]) == 20
+    clicked = {line.split(",")[1] for line in (tmp_path / "clicks.csv").read_text().split() if line.startswith("u17,")}
+    assert not clicked & {row["item"] for row in answer["items"]}
     assert "i" in output["similar"]

@@ -15,7 +15,7 @@ import yaml
 
 from recsys_topk.cli.main import main
 from recsys_topk.runs import TrainingRun
-from recsys_topk.runs.summary import advice
+from recsys_topk.runs.summary import advice, next_commands
 from recsys_topk.runs.trials import Competition
 from tests.conftest import TINY_WORLD
 from tests.runs.test_resume import assert_same_run
@@ -196,3 +196,14 @@ def test_a_run_that_is_not_better_than_popularity_says_so() -> None:
     assert line.startswith("note: the result is not better than ranking by popularity (0.1000)")
     assert advice(500, 0.2, 0.1) == advice(500, 0.2, None) == []
     assert "only 199 training steps" in advice(199, 0.2, 0.1)[0]
+
+
+def test_no_comparison_is_suggested_where_other_losses_cannot_train(tmp_path: Path) -> None:
+    run = recipe("simulated")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "best.ckpt").touch()
+    usual = next_commands(tmp_path, run.model)
+    assert [line.split()[1] for line in usual[1:]] == ["test", "compare", "export"]
+    catalogue = next_commands(tmp_path, run.model, catalogue=True)
+    assert [line.split()[1] for line in catalogue[1:]] == ["test", "export"]
+    assert catalogue[1].endswith("best.ckpt --corpus")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 import uvicorn
 
 from recsys_topk.cli.main import main
+from recsys_topk.cli.serve import make_worker
 from recsys_topk.serving import connections
 from recsys_topk.serving.connections import LimitedConnection
 from recsys_topk.serving.service import ServiceOptions, make_app
@@ -194,3 +196,15 @@ def test_few_file_descriptors_shed_load_and_say_so(sealed_export: Path) -> None:
     assert "raise the limit of open files" in errors
     assert "the latest by --connections" in errors
     assert "Too many open files" not in errors
+
+
+def test_log_of_the_service_has_no_attempts_of_faiss(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At import faiss logs a ModuleNotFoundError for every set of CPU instructions that it was not built for."""
+    monkeypatch.setattr("recsys_topk.serving.service.make_app", lambda *_: "app")
+    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.NOTSET, logger="faiss")
+    assert make_worker() == "app"
+    assert not logging.getLogger("faiss.loader").isEnabledFor(logging.INFO)
+    assert logging.getLogger("faiss.loader").isEnabledFor(logging.WARNING)

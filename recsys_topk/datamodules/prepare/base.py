@@ -255,7 +255,7 @@ class PreparedDataModule(CascadeDataModule):
 
         made = make_once(target, write, resume=True)
         self._prepared = self.files(target)
-        for line in self.facts() if made else ():
+        for line in self.facts() if made and self.progress is None else ():  # `recsys-topk prepare` prints them
             rank_zero_info(line)
         return made
 
