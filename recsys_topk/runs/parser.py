@@ -45,13 +45,9 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "wandb.mode": (Literal["online", "offline", "disabled"] | None, None, "disabled: no W&B run"),
 }
 # What other programs call these options; an option is also found by the last part of its name (lr -> model.lr).
-ALIASES = {
-    "epoch": "trainer.max_epochs",
-    "epochs": "trainer.max_epochs",
-    "seed": "seed_everything",
-    "gpus": "trainer.devices",
-}
+ALIASES = {"epochs": "trainer.max_epochs", "seed": "seed_everything", "gpus": "trainer.devices"}
 ALIASES |= {"device": "trainer.accelerator", "learning_rate": "model.lr", "workers": "data.num_workers"}
+ALIASES["epoch"] = ALIASES["epochs"]
 
 
 def cascade(
