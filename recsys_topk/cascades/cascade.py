@@ -33,7 +33,7 @@ class Cascade(nn.Module):
             deployed separately.
         fused: Optimizer that updates the tables inside backward; None = no such update.
         init_std: Tables are initialised from N(0, init_std^2).
-        tie_history: The history reads the tables of the items. False = it has tables of its own.
+        tie_history: The history reads the tables of the items. False = it has separate tables.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Cascade(nn.Module):
 
         Args:
             name: Name of the stage.
-            scores: What the stage computed, (B, N).
+            scores: Scores that the stage computed, (B, N).
             previous: The scores of the stage before it for the same candidates; None for the first stage.
         """
         if name not in self.scales or previous is None:
@@ -109,7 +109,7 @@ class Cascade(nn.Module):
         return scores, batches
 
     def scorer(self, name: str) -> Stage | StageSum:
-        """Return a function from a batch to the scores of one stage, which computes the scores that it adds too."""
+        """Return a function from a batch to the scores of one stage, including the scores that the stage adds."""
         number = self.names.index(name)
         stage = self.stages[name]
         assert isinstance(stage, Stage)

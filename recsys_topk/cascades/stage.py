@@ -99,8 +99,8 @@ class Stage(nn.Module, ABC):
         encoder: The encoder of the history; None if there is no history.
         history_dim: Width of the encoded history, W.
         shares_histories: Whether `score` takes batches in which requests share histories
-            (`CascadeBatch.history_row`), as a stage does that reads histories by `embed` only. Other stages get a batch
-            in which each request has its own.
+            (`CascadeBatch.history_row`). A stage that reads histories only by `embed` can. Other stages get a batch in
+            which each request has its own history.
         counts_sequences: Whether the stage implements `count`.
     """
 

@@ -42,8 +42,8 @@ class ObjectiveOutput:
     def of_stages(cls, total: Tensor, terms: Sequence[Tensor], **others: Tensor) -> ObjectiveOutput:
         """Return the output of an objective with one term per stage, first stage first, and other terms by name."""
         names = [f"stage{m}" for m in range(len(terms))]
-        own = dict(zip(names, terms, strict=True))
-        return cls(total, {**own, **others}, {name: m for m, name in enumerate(names)})
+        stage_terms = dict(zip(names, terms, strict=True))
+        return cls(total, {**stage_terms, **others}, {name: m for m, name in enumerate(names)})
 
 
 class TermWeights(nn.Module):
@@ -148,7 +148,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
     def compute_separately(
         self, scores: Sequence[Tensor], labels: Sequence[Tensor], masks: Sequence[Tensor], quotas: Sequence[int], k: int
     ) -> ObjectiveOutput:
-        """Return the objective of stages with lists of their own. Called as `compute` is, if `separate_lists`."""
+        """Return the objective of stages with different lists. Called as `compute` is, if `separate_lists`."""
         raise NotImplementedError
 
     def compute_weighted(
@@ -231,8 +231,8 @@ class CascadeObjective(Recorded, nn.Module, ABC):
     ) -> ObjectiveOutput:
         if not self.separate_lists:
             raise ValueError(
-                f"the {self.name!r} objective trains all stages on the same lists, so stages cannot have negatives of "
-                f"their own; use --objective independent"
+                f"the {self.name!r} objective trains all stages on the same lists, so a stage cannot have "
+                f"separate negatives; use --objective independent"
             )
         for x, y, mask in zip(scores, labels, masks, strict=True):
             check_lists(x, mask, labels=y)

@@ -51,8 +51,8 @@ class IndependentObjective(CascadeObjective):
 
     def cuts(self, quotas: Sequence[int], k: int) -> list[int]:
         """See `CascadeObjective.cuts`."""
-        found = super().cuts(quotas, k)
-        return list(quotas) if found and self.loss.k is None and self.stage_k == "quota" else found
+        cuts = super().cuts(quotas, k)
+        return list(quotas) if cuts and self.loss.k is None and self.stage_k == "quota" else cuts
 
     def compute(
         self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int

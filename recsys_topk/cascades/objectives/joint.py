@@ -71,10 +71,10 @@ class JointObjective(CascadeObjective):
 
     def cuts(self, quotas: Sequence[int], k: int) -> list[int]:
         """See `CascadeObjective.cuts`. A list with at most k items has no term."""
-        found = super().cuts(quotas, k)
-        if self.stage_k == "k" or not found:
-            return found
-        return [max(cut, quota) for cut, quota in zip(found, quotas, strict=True)]
+        cuts = super().cuts(quotas, k)
+        if self.stage_k == "k" or not cuts:
+            return cuts
+        return [max(cut, quota) for cut, quota in zip(cuts, quotas, strict=True)]
 
     def compute(
         self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
@@ -84,9 +84,9 @@ class JointObjective(CascadeObjective):
         if fused is not None:
             return fused
         valid = mask.sum(-1)
-        wanted = self._wanted(mask & (labels > self.loss.positive_above), valid, k)
-        target = topk_target(labels, mask, wanted.clamp_min(1), self.loss.positive_above) > 0
-        return self._output(scores, _Lists(labels, mask, None, target, wanted, valid), quotas)
+        list_k = self._list_k(mask & (labels > self.loss.positive_above), valid, k)
+        target = topk_target(labels, mask, list_k.clamp_min(1), self.loss.positive_above) > 0
+        return self._output(scores, _Lists(labels, mask, None, target, list_k, valid), quotas)
 
     def compute_weighted(
         self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor
@@ -97,9 +97,9 @@ class JointObjective(CascadeObjective):
             return fused
         valid = mask & (weights > 0)
         w = torch.where(valid, weights, 0.0)
-        wanted = self._wanted(torch.where(labels > self.loss.positive_above, w, 0.0), w.sum(-1), k)
-        target = true_items(labels, valid, wanted, self.loss.positive_above, w)
-        return self._output(scores, _Lists(labels, valid, w, target, wanted, w.sum(-1)), quotas)
+        list_k = self._list_k(torch.where(labels > self.loss.positive_above, w, 0.0), w.sum(-1), k)
+        target = true_items(labels, valid, list_k, self.loss.positive_above, w)
+        return self._output(scores, _Lists(labels, valid, w, target, list_k, w.sum(-1)), quotas)
 
     def _fused(
         self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor | None
@@ -116,16 +116,16 @@ class JointObjective(CascadeObjective):
         return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
 
     def _output(self, scores: Sequence[Tensor], lists: _Lists, quotas: Quotas) -> ObjectiveOutput:
-        labels, mask, _, _, wanted, amount = lists
-        counted = (mask & (labels > self.loss.positive_above)).any(-1) & (wanted > 0) & (wanted < amount)
-        cuts = [wanted if self.stage_k == "k" else torch.full_like(amount, quota) for quota in quotas]
+        labels, mask, _, _, list_k, amount = lists
+        counted = (mask & (labels > self.loss.positive_above)).any(-1) & (list_k > 0) & (list_k < amount)
+        cuts = [list_k if self.stage_k == "k" else torch.full_like(amount, quota) for quota in quotas]
         selections = [
             _only(self._select(x, cut, lists), counted & (cut < amount)) for x, cut in zip(scores, cuts, strict=True)
         ]
         selections.append(_survival(selections))
         rows = [*(counted & (cut < amount) for cut in cuts), selections[-1].mask.any(-1)]
         # One sum over processes for all terms, as in `joint_terms`, because another process may use that code path.
-        numbers = divisor(torch.stack([one.sum() for one in rows]), labels.dtype)
+        numbers = divisor(torch.stack([counts.sum() for counts in rows]), labels.dtype)
         totals = [
             torch.where(counts, self._bce(selection, lists), 0.0).sum()
             for selection, counts in zip(selections, rows, strict=True)
@@ -146,10 +146,10 @@ class JointObjective(CascadeObjective):
         log_p, log_q = add_eps(selection.log_p, self.eps), add_eps(selection.log_q, self.eps)
         if lists.weights is None:
             return selection_bce(SoftSelection(log_p, log_q, selection.mask), lists.target.to(log_p.dtype))
-        chosen = torch.where(selection.mask, torch.where(lists.target, log_p, log_q), 0.0)
-        return -(chosen * lists.weights).sum(1) / torch.where(lists.amount > 0, lists.amount, 1.0)
+        log_likelihood = torch.where(selection.mask, torch.where(lists.target, log_p, log_q), 0.0)
+        return -(log_likelihood * lists.weights).sum(1) / torch.where(lists.amount > 0, lists.amount, 1.0)
 
-    def _wanted(self, positive: Tensor, amount: Tensor, k: int) -> Tensor:
+    def _list_k(self, positive: Tensor, amount: Tensor, k: int) -> Tensor:
         if self.loss.k == "positives":
             return positive.sum(-1)
         return torch.minimum(torch.full_like(amount, self.loss.k if isinstance(self.loss.k, int) else k), amount)
@@ -163,7 +163,7 @@ class _Lists(NamedTuple):
         mask: Boolean (B, N).
         weights: (B, N), weights of the items; None = 1 each.
         target: Boolean (B, N), the true top k.
-        wanted: (B,), k.
+        k: (B,), k of each list.
         amount: (B,), the number or the total weight of the valid items.
     """
 
@@ -171,7 +171,7 @@ class _Lists(NamedTuple):
     mask: Tensor
     weights: Tensor | None
     target: Tensor
-    wanted: Tensor
+    k: Tensor
     amount: Tensor
 
 
@@ -185,5 +185,5 @@ def _only(selection: SoftSelection, rows: Tensor) -> SoftSelection:
 
 def _survival(selections: Sequence[SoftSelection]) -> SoftSelection:
     """Return the soft membership of the items that survive every stage."""
-    log_p, log_q = survival_logs([one.log_p for one in selections], [one.log_q for one in selections])
-    return SoftSelection(log_p, log_q, torch.stack([one.mask for one in selections]).any(0))
+    log_p, log_q = survival_logs([s.log_p for s in selections], [s.log_q for s in selections])
+    return SoftSelection(log_p, log_q, torch.stack([s.mask for s in selections]).any(0))

@@ -26,18 +26,17 @@ class Transitions(Stage):
     """Score = w . counts, or with hidden layers, MLP([request, encoded history, item, counts]) + w . counts.
 
     The counts of candidate j are log(share of j after the newest items + 1e-4), log(1 + c(newest item, j)) and
-    log(share of j after the newest item + 1e-3) (see `Successors`), and log(likeness + 1/10): how much the items of the
-    whole history have the same users as j, 1 on average over the items (see `Likeness`). They come from the training
-    sequences, are counted when the training starts, and are stored with the weights. Tables of embeddings cannot hold
-    what single pairs of items are like, so this stage is a good one to follow two towers (``previous: add_detached``).
-    w starts at (1/2, 0, 0, 1/2), and the MLP at 0: the stage is useful before it is trained, and needs few users to be
-    trained on.
+    log(share of j after the newest item + 1e-3) (see `Successors`), and log(likeness + 1/10): how many users the
+    items of the whole history share with j, 1 on average over the items (see `Likeness`). They come from the training
+    sequences, are counted when the training starts, and are stored with the weights. Embedding tables do not represent
+    single pairs of items well, so this stage complements a two-tower stage before it (``previous: add_detached``).
+    w starts at (1/2, 0, 0, 1/2), and the MLP at 0: the stage is useful before it is trained, and trains on few users.
 
     Args:
         embedding: The embedding tables. Without hidden layers they are not used; with ``share_embeddings: true`` they
             are those of the other stages, and none are built for this one.
         hidden: Widths of the hidden layers of the MLP; a last layer of width 1 follows. Empty = no MLP. It needs more
-            users than the counts: on few, it learns their items by heart.
+            users than the counts; with few users it overfits.
         newest: Number of newest views that are looked up; view number a from the end has weight 1 / a.
         successors: Number of successors that are kept per item. Memory: 8 bytes per item and successor.
         gaps: Largest distance of two items in a sequence.
@@ -93,23 +92,23 @@ class Transitions(Stage):
             return linear
         embedded = self.embed(batch)
         request = self.mlp.project(0, embedded.request) + self.mlp.project(1, embedded.history)
-        own, items = self.mlp.project(3, counts * SCALE), self.mlp.project(2, embedded.items)
-        scores: Tensor = self.mlp.joined(own, request, items, batch.candidates, batch.mask).squeeze(-1)
+        projected_counts, items = self.mlp.project(3, counts * SCALE), self.mlp.project(2, embedded.items)
+        scores: Tensor = self.mlp.joined(projected_counts, request, items, batch.candidates, batch.mask).squeeze(-1)
         return scores + linear
 
     def counts(self, batch: CascadeBatch) -> Tensor:
         """Return the counts of the candidates, (B, N, 4)."""
         views = F.pad(batch.history[:, :, self.view_column], (0, 1))  # so that a history is never of length 0
         age = torch.arange(self.newest, device=views.device)
-        at = batch.history_length[:, None] - 1 - age
-        before = views.gather(1, at.clamp_min(0))
-        weights = torch.where(at >= 0, 1.0 / (1.0 + age), 0.0)
+        position = batch.history_length[:, None] - 1 - age
+        before = views.gather(1, position.clamp_min(0))
+        weights = torch.where(position >= 0, 1.0 / (1.0 + age), 0.0)
         after = batch.items[:, self.item_column][batch.candidates]
-        known = self.successors
-        share, count = known.shares(before, after, weights)
-        first = count / known.damps[after] / known.totals[before[:, :1]].clamp_min(1e-6)
-        first, count = (torch.where(at[:, :1] >= 0, x, 0.0) for x in (first, count))
+        successors = self.successors
+        share, count = successors.shares(before, after, weights)
+        newest_share = count / successors.damps[after] / successors.totals[before[:, :1]].clamp_min(1e-6)
+        newest_share, count = (torch.where(position[:, :1] >= 0, x, 0.0) for x in (newest_share, count))
         real = torch.arange(views.shape[1], device=views.device) < batch.history_length[:, None]
-        like = self.likeness(views, real, after)
-        logs = torch.log(share + 1e-4), torch.log1p(count), torch.log(first + 1e-3), torch.log(like + 0.1)
+        likeness = self.likeness(views, real, after)
+        logs = torch.log(share + 1e-4), torch.log1p(count), torch.log(newest_share + 1e-3), torch.log(likeness + 0.1)
         return torch.stack(logs, -1)

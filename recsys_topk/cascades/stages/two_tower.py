@@ -116,25 +116,25 @@ class TwoTower(Towers):
         """See `Towers.encode_requests`."""
         history, pairs = embedded.history[:, : self.history_dim], embedded.history[:, self.history_dim :]
         vectors: Tensor = self.user_tower(torch.cat([embedded.request, history], dim=1))
-        more = [pairs] if self.pairs is not None else []
+        columns = [pairs] if self.pairs is not None else []
         if self.popularity_scale is not None:
-            more.append(self.popularity_scale.to(vectors.dtype).expand(vectors.shape[0], 1))
-        return torch.cat([vectors, *more], dim=1) if more else vectors
+            columns.append(self.popularity_scale.to(vectors.dtype).expand(vectors.shape[0], 1))
+        return torch.cat([vectors, *columns], dim=1) if columns else vectors
 
     def encode_items(self, embedded: Embedded, real: Tensor | None = None) -> Tensor:
         """See `Towers.encode_items`."""
         width = self.embedding.dims["items"]
-        items, more = embedded.items[:, :width], embedded.items[:, width:]
+        items, columns = embedded.items[:, :width], embedded.items[:, width:]
         vectors: Tensor = items if self.item_tower is None else self.item_tower(items, real)
-        return torch.cat([vectors, more], dim=1) if more.shape[1] else vectors
+        return torch.cat([vectors, columns], dim=1) if columns.shape[1] else vectors
 
 
 def _item_id(schema: Schema) -> Feature:
     """Return the first categorical feature of the items that views have too."""
-    views = {one.name for one in schema.history}
-    for one in schema.items:
-        if one.kind == "categorical" and one.name in views:
-            return one
+    views = {feature.name for feature in schema.history}
+    for feature in schema.items:
+        if feature.kind == "categorical" and feature.name in views:
+            return feature
     raise ValueError(
         "the options transitions, popularity and warm_start of two_tower need a categorical feature that the history "
         "and the items have in common; use --data interactions, or leave them out"
