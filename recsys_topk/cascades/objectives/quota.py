@@ -57,7 +57,7 @@ class QuotaObjective(CascadeObjective):
             )
         if tau is not None and (isinstance(tau, (int, float)) or len(tau) != stages):
             raise ValueError(
-                f"tau must have one number per stage ({stages}), got {tau!r}; --loss.tau sets one for all stages"
+                f"tau must have one number per stage, {stages} in all, got {tau!r}; --loss.tau sets one for all stages"
             )
         self.taus = None if tau is None else tuple(check_positive("tau", value) for value in tau)
 
