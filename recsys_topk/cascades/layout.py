@@ -83,9 +83,7 @@ class EmbeddingLayout:
             ((item.columns.start, view.columns.start, item.table.rows) for item, view in pairs if not item.bag), None
         )
         self.values = {
-            part: sum(
-                feature.size for feature in schema.features(part) if feature.kind in ("numeric", "vector") and not only
-            )
+            part: sum(f.size for f in schema.features(part) if f.kind in ("numeric", "vector") and not only)
             for part in PARTS
         }
         self.dims = {part: sum(self.dim(use) for use in self.uses[part]) + self.values[part] for part in PARTS}

@@ -60,10 +60,8 @@ def evaluate_corpus(
         evaluation = evaluate_corpus(model, data, cuts=[20], alone=["ranking"])
         evaluation.compute()["recall@20/corpus"]
     """
-    options = {
-        "items_at_once": max(1, PAIRS_AT_ONCE // data.loader(data.splits[split], training=False).batch_size),
-        **options,
-    }
+    batch_size = data.loader(data.splits[split], training=False).batch_size
+    options.setdefault("items_at_once", max(1, PAIRS_AT_ONCE // batch_size))
     evaluation = CorpusEvaluation(model.cascade, model.schema, k=model.k, **options)
     was_training = model.training
     model.eval()

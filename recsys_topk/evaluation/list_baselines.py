@@ -77,8 +77,7 @@ def measure_baselines(
         right, lists = right + int(positives.sum()), lists + int((positives > 0).sum())
     # Not `compute`: it sums over all processes, and only the calling process is measured.
     values = {
-        name: {key: float(m.total / m.count) for key, m in ranker_metrics.items()}
-        for name, ranker_metrics in metrics.items()
+        ranker: {name: float(m.total / m.count) for name, m in by_name.items()} for ranker, by_name in metrics.items()
     }
     return Baselines(values, requests, right / max(lists, 1))
 
