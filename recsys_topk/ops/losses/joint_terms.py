@@ -29,6 +29,8 @@ from recsys_topk.ops.selection.membership import Law
 from recsys_topk.ops.selection.weighted import SLACK
 from recsys_topk.processes import divisor, divisors
 
+LONGEST_ON_GPU = 4096  # items of a list; one program holds whole lists
+
 # The laws whose memberships have a joint objective.
 LAWS = ("dftopk", "logistic", "laplace", "clip")
 _KERNELS = {
@@ -163,7 +165,8 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
 def _serves_triton(scores: Sequence[Tensor], task: JointTask) -> bool:
     given = [x for x in (*scores, task.labels, task.mask) if x is not None]
     known = task.law.name in LAWS and task.item_weights is None
-    return runs_triton(*given) and known and not task.labels.requires_grad and 2 <= task.labels.shape[1] < 2**28
+    fits = 2 <= task.labels.shape[1] <= LONGEST_ON_GPU
+    return runs_triton(*given) and known and not task.labels.requires_grad and fits
 
 
 @joint_terms.backend("triton", _serves_triton, traced=True)

@@ -23,6 +23,8 @@ from recsys_topk.ops.selection.membership import CLAMP, Law, membership_logs
 from recsys_topk.ops.selection.weighted import SLACK, weighted_pair
 from recsys_topk.processes import divisor, divisors
 
+LONGEST_ON_GPU = 8192  # items of a list; one program holds whole lists
+
 _MODULES = {
     "dftopk": "memberships",
     "logistic": "memberships",
@@ -241,7 +243,7 @@ def _serves_triton(
     given = [x for x in (scores, labels, mask, k) if isinstance(x, Tensor)]
     whole = k is None or isinstance(k, int) or not k.is_floating_point()
     usual = item_weights is None and whole and not labels.requires_grad and law.others == 1.0
-    return usual and runs_triton(*given) and 2 <= scores.shape[1] < 2**28
+    return usual and runs_triton(*given) and 2 <= scores.shape[1] <= LONGEST_ON_GPU
 
 
 @topk_loss.backend("triton", _serves_triton, traced=True)
