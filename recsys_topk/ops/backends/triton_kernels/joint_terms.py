@@ -24,9 +24,8 @@ from recsys_topk.ops.backends.triton_kernels.rows import (
     true_items,
 )
 from recsys_topk.ops.dispatch import through_reference, wants_graph
-from recsys_topk.ops.losses.joint_terms import JointTask, joint_losses
+from recsys_topk.ops.losses.joint_terms import JointTask, joint_losses, mean_terms
 from recsys_topk.ops.selection.membership import Law
-from recsys_topk.processes import divisor
 
 
 @triton.jit
@@ -209,7 +208,7 @@ fused = registered(fused_joint_terms, _fake, _on_cpu, _setup, _backward)
 def joint_terms_triton(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
     """Return the result of `recsys_topk.ops.losses.joint_terms.joint_terms`."""
     labels, mask, k, quotas, above, law, _ = task
+    assert law is not None
     stacked, one = torch.stack(list(scores)), -1 if k is None else k
     losses, counted, _, _ = fused(stacked, labels, mask, list(quotas or ()), one, above, law.name, law.tau, law.alpha)
-    means = losses.sum(1) / divisor(counted.sum(1), losses.dtype)
-    return means[:-1], means[-1]
+    return mean_terms(losses, counted)
