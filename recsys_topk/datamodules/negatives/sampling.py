@@ -124,7 +124,7 @@ class Drawn:
     waited: Tensor
 
 
-def draw_distinct(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, number: int) -> Drawn:
+def draw_distinct(source: Source, keys: Tensor, listed: Tensor, listed_mask: Tensor, number: int) -> Drawn:
     """Draw `number` distinct items for each list, excluding the list's own items.
 
     A list accepts its draws in order and rejects own items and repeats. The result depends only on the key, the own
@@ -140,32 +140,32 @@ def draw_distinct(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, n
     Args:
         source: The source of the items.
         keys: (B,) from `request_keys`.
-        own: (B, N) items of each list.
-        own_mask: (B, N) boolean, True = a real item.
+        listed: (B, N) items of each list.
+        listed_mask: (B, N) boolean, True = a real item.
         number: Number of items to draw per list, n.
 
     Example:
         >>> from recsys_topk.datamodules.negatives.draws import request_keys
         >>> keys = request_keys(42, torch.tensor([7, 8]))
-        >>> own = torch.tensor([[0, 1], [2, 3]])
-        >>> drawn = draw_distinct(Uniform(6, own.device), keys, own, own >= 0, 4)
+        >>> listed = torch.tensor([[0, 1], [2, 3]])
+        >>> drawn = draw_distinct(Uniform(6, listed.device), keys, listed, listed >= 0, 4)
         >>> drawn.items.sort(-1).values
         tensor([[2, 3, 4, 5],
                 [0, 1, 4, 5]])
     """
-    reads, size, lists = may_read(own), source.size, keys.shape[0]
-    columns = torch.arange(number, device=own.device)
-    items = own.new_zeros((lists, number + 1))  # the last column receives unwanted items
-    count, tries = own.new_zeros(lists), own.new_zeros(lists)
+    reads, size, lists = may_read(listed), source.size, keys.shape[0]
+    columns = torch.arange(number, device=listed.device)
+    items = listed.new_zeros((lists, number + 1))  # the last column receives unwanted items
+    count, tries = listed.new_zeros(lists), listed.new_zeros(lists)
     rounds, surely = _ROUNDS, False
     if not reads and isinstance(source, Uniform) and size:
         # A uniform draw is rejected only if it is an own item or a repeat: a lower bound of its acceptance rate.
-        rounds, surely = rounds_needed(1.0 - (own.shape[1] + number) / size, number)
+        rounds, surely = rounds_needed(1.0 - (listed.shape[1] + number) / size, number)
     here: Tensor | slice = slice(None)  # the incomplete lists; all lists where they cannot be read
     begin, length = 0, _first_length(number)
     for _ in range(rounds if (source.tickets if reads else size) and lists and number else 0):
         new = source.item(integers(keys[here], begin, begin + length, source.tickets))
-        known, known_mask, have = own[here], own_mask[here], count[here]
+        known, known_mask, have = listed[here], listed_mask[here], count[here]
         if begin:
             taken = columns < have[:, None]
             known, known_mask = torch.cat([known, items[here, :-1]], 1), torch.cat([known_mask, taken], 1)
@@ -188,13 +188,13 @@ def draw_distinct(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, n
     drawn, waited = tries.sum(), torch.zeros_like(tries, dtype=torch.float64)
     rejected = drawn - count.sum()
     if reads and surely:
-        full = torch.ones((), dtype=torch.bool, device=own.device).expand(lists, number)
+        full = torch.ones((), dtype=torch.bool, device=listed.device).expand(lists, number)
         return Drawn(items[:, :-1], full, drawn, rejected, tries, waited)
     if not surely and size and lists and number:
         limit = max(1, _RACE_CELLS // size)
         few = (count < number).nonzero().squeeze(1) if reads else count.topk(min(lists, limit), largest=False).indices
         for rows in few.split(limit):
-            waited[rows] = _race(source, keys, own, own_mask, items, count, rows)
+            waited[rows] = _race(source, keys, listed, listed_mask, items, count, rows)
     waited = torch.where(count < number, torch.inf, waited)
     return Drawn(items[:, :-1], columns < count[:, None], drawn, rejected, tries, waited)
 
@@ -246,7 +246,7 @@ def _sort_rows(x: Tensor) -> Tensor:
 
 
 def _race(
-    source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, items: Tensor, count: Tensor, rows: Tensor
+    source: Source, keys: Tensor, listed: Tensor, listed_mask: Tensor, items: Tensor, count: Tensor, rows: Tensor
 ) -> Tensor:
     """Fill lists `rows` in place with the remaining items that have the smallest exponential / weight.
 
@@ -255,11 +255,11 @@ def _race(
     """
     number, size, have = items.shape[1] - 1, source.size, count[rows]
     time = torch.nn.functional.pad(exponentials(keys[rows], size) / source.weight(), (0, 1))
-    taken = torch.arange(number, device=own.device) < have[:, None]
-    time.scatter_(1, torch.where(own_mask[rows], own[rows], size), torch.inf)
+    taken = torch.arange(number, device=listed.device) < have[:, None]
+    time.scatter_(1, torch.where(listed_mask[rows], listed[rows], size), torch.inf)
     time.scatter_(1, torch.where(taken, items[rows, :-1], size), torch.inf)
     best, winners = time[:, :-1].topk(min(number, size), largest=False)
-    place = have[:, None] + torch.arange(winners.shape[1], device=own.device)
+    place = have[:, None] + torch.arange(winners.shape[1], device=listed.device)
     wins = best.isfinite() & (place < number)
     items[rows] = items[rows].scatter_(1, torch.where(wins, place, number), winners)
     count[rows] = have + wins.sum(1)
