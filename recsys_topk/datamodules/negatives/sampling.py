@@ -193,7 +193,7 @@ def draw_distinct(source: Source, keys: Tensor, listed: Tensor, listed_mask: Ten
     if not surely and size and lists and number:
         limit = max(1, _RACE_CELLS // size)
         few = (count < number).nonzero().squeeze(1) if reads else count.topk(min(lists, limit), largest=False).indices
-        for rows in few.split(limit):
+        for rows in torch.split(few, limit):
             waited[rows] = _race(source, keys, listed, listed_mask, items, count, rows)
     waited = torch.where(count < number, torch.inf, waited)
     return Drawn(items[:, :-1], columns < count[:, None], drawn, rejected, tries, waited)

@@ -92,7 +92,7 @@ def read(context: Any, address: Any, place: Any, kind: Any) -> Any:
     """Return one item of the array of a type (`np.float32`, `np.int64`, `np.uint8`) at an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(_at(builder, *arguments[:2], context.get_data_type(kind.dtype)))
+        return builder.load(_at(builder, arguments[0], arguments[1], context.get_data_type(kind.dtype)))
 
     return kind.dtype(types.int64, types.int64, kind), generate
 
@@ -102,7 +102,7 @@ def write(context: Any, address: Any, place: Any, item: Any) -> Any:
     """Write one item of an array of its type at an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[2], _at(builder, *arguments[:2], context.get_data_type(item)))
+        builder.store(arguments[2], _at(builder, arguments[0], arguments[1], context.get_data_type(item)))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, item), generate
