@@ -5,7 +5,7 @@ Prepared data are Arrow streams, which Hugging Face `datasets` opens too. Tables
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,17 +84,9 @@ def write_ids(path: Path, ids: Sequence[Any]) -> None:
 
 
 def write_stream(path: Path, table: pa.Table) -> None:
-    """Write a table as an Arrow stream, to be read with `read_streams`."""
+    """Write a table as an Arrow stream."""
     with pa.ipc.new_stream(str(path), table.schema) as writer:
         writer.write_table(table)
-
-
-def read_streams(paths: Iterable[Path]) -> Iterator[Any]:
-    """Yield the record batches of memory-mapped Arrow streams, one file after the other. Missing files are skipped."""
-    for path in paths:
-        if path.is_file():
-            with pa.memory_map(str(path)) as source:
-                yield from pa.ipc.open_stream(source)
 
 
 def write_file(path: Path, table: pa.Table) -> None:

@@ -81,7 +81,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
         needs_sum: The membership of this operator must sum to k.
         compares_groups: The objective only compares sample groups, so it needs at least two.
         uses_loss: The objective uses `loss`. False for published baselines with their own terms.
-        takes_item_weights: Items may have weights (`compute_weighted`).
+        takes_item_weights: Items may have weights: `compute` takes them, or `compute_weighted` is implemented.
         separate_lists: The stages may train on different lists (`compute_separately`).
         paper: Reference.
 
@@ -154,8 +154,11 @@ class CascadeObjective(Recorded, nn.Module, ABC):
     def compute_weighted(
         self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor
     ) -> ObjectiveOutput:
-        """Return the objective of lists of weighted items. Called as `compute` is, if `takes_item_weights`."""
-        raise NotImplementedError
+        """Return the objective of lists of weighted items. Called as `compute` is, if `takes_item_weights`.
+
+        The default is `compute` with the weights as a further argument.
+        """
+        return self.compute(scores, labels, mask, None, quotas, k, weights)  # type: ignore[call-arg]
 
     def cuts(self, quotas: Sequence[int], k: int) -> list[int]:
         """Return the cut-off of each stage's term; lists that are not longer are skipped. Empty = no cut-off."""

@@ -68,20 +68,10 @@ class QuotaObjective(CascadeObjective):
         return [self.loss.k] * self.stages if isinstance(self.loss.k, int) else list(quotas)
 
     def compute(
-        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
-    ) -> ObjectiveOutput:
-        """See `CascadeObjective.compute`. All items have weight 1."""
-        return self._output(scores, labels, mask, quotas, k, None)
-
-    def compute_weighted(
-        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor
-    ) -> ObjectiveOutput:
-        """See `CascadeObjective.compute_weighted`."""
-        return self._output(scores, labels, mask, quotas, k, weights)
-
-    def _output(
-        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor | None
-    ) -> ObjectiveOutput:
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int,
+        weights: Tensor | None = None,
+    ) -> ObjectiveOutput:  # fmt: skip
+        """See `CascadeObjective.compute` and `compute_weighted`."""
         operator = self.loss.operator
         if operator is not None and operator.measures_tau and self.taus is None:
             operator.observe(scores[0], torch.stack([squared_deviations(x, mask) for x in scores]).sum(0))
