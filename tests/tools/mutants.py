@@ -176,7 +176,7 @@ def covering(lines: dict[int, list[str]], file: str, line: int) -> list[str]:
 
 
 def chosen(tests: list[str], file: str, most: int) -> list[str]:
-    """Return at most `most` tests: first those in the folder of the file, spread over the functions."""
+    """Return at most `most` tests: spread over the functions, long ones (contracts) last, then by folder."""
     room = Path(file).parts[1]
     shuffled = random.Random(file).sample(sorted(tests), len(tests))
     seen: dict[str, int] = {}
@@ -184,7 +184,7 @@ def chosen(tests: list[str], file: str, most: int) -> list[str]:
     for test in shuffled:
         function = test.partition("[")[0]
         seen[function] = seen.get(function, 0) + 1
-        order.append((seen[function], f"/{room}/" not in test, test))
+        order.append((seen[function], "_contract.py" in test, f"/{room}/" not in test, test))
     return [test for *_, test in sorted(order)[:most]]
 
 
