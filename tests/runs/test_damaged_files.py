@@ -95,6 +95,16 @@ def test_entries_that_claim_more_than_the_file_are_refused(tmp_path: Path) -> No
         read_checkpoint(tmp_path / "a.ckpt")
 
 
+@pytest.mark.parametrize(
+    ("part", "value"), [("state_dict", 5), ("datamodule_hyper_parameters", [1]), ("hyper_parameters", ["stages"])]
+)
+def test_checkpoint_with_a_part_of_another_type_is_refused(part: str, value: object, tmp_path: Path) -> None:
+    content = torch.load(PLAIN / "checkpoints" / "last.ckpt", weights_only=True)
+    torch.save({**content, part: value}, tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match=r"a\.ckpt' was not written by .* it describes no cascade"):
+        read_checkpoint(tmp_path / "a.ckpt")
+
+
 def test_checkpoint_is_compared_once_per_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.ckpt"
     shutil.copy(PLAIN / "checkpoints" / "last.ckpt", path)
