@@ -161,3 +161,17 @@ def _short(spec: Mapping[str, Any]) -> str:
     given = {name: value for name, value in spec["init_args"].items() if name not in left_out and value is not None}
     arguments = ", ".join(f"{name}={value}" for name, value in given.items())
     return f"{str(spec['class_path']).rpartition('.')[2]}({arguments})"
+
+
+@contextmanager
+def weights_fit() -> Iterator[None]:
+    """Raise one line if the weights of a checkpoint do not fit the model."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "loading state_dict" not in str(error):
+            raise
+        first = " ".join(str(error).split("\n\t")[1:2])
+        raise ValueError(
+            f"the checkpoint's weights do not fit this model; give the options it was trained with. {first}"
+        ) from error

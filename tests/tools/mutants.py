@@ -272,7 +272,8 @@ def main(argv: list[str] | None = None) -> int:
 
     def work(number: int) -> None:
         for mutant in drawn[number :: options.jobs]:
-            if mutant.name in results:
+            before = results.get(mutant.name)
+            if before and (before["status"] != "timeout" or before["seconds"] >= options.seconds):
                 continue
             tests = covering(lines.get(mutant.file, {}), mutant.file, mutant.line)
             found = {**asdict(mutant), "status": "no test", "tests": 0, "by": ""}
@@ -289,10 +290,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(results: list[dict[str, Any]]) -> int:
-    """Print the share of killed mutants and the survivors without a reason; return 1 if there is one."""
+    """Print the share of killed mutants and the survivors without a reason; return 1 if there is one.
+
+    A timeout is no verdict: the change may loop for ever, or the machine may be slow. A longer ``--seconds`` tries it
+    again.
+    """
     reasons = json.loads((Path(__file__).parent / "survivors.json").read_text())
-    killed = sum(one["status"] in ("killed", "timeout") for one in results)
-    print(f"{killed} of {len(results)} mutants killed ({killed / max(len(results), 1):.0%})")  # noqa: T201
+    late = sum(one["status"] == "timeout" for one in results)
+    killed, judged = sum(one["status"] == "killed" for one in results), len(results) - late
+    print(f"{killed} of {judged} mutants killed ({killed / max(judged, 1):.0%}), {late} timed out")  # noqa: T201
     left = [one for one in results if one["status"] not in ("killed", "timeout")]
     keys = [f"{one['file']}: {one['before']} -> {one['after']}" for one in left]
     for one, key in zip(left, keys, strict=True):
