@@ -14,6 +14,7 @@ from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.sampled_negatives import hardest_columns, with_columns
 from recsys_topk.cascades.stage import Stage, StageConfig, registry
 from recsys_topk.cascades.tables import FusedOptimizer
+from recsys_topk.checks import check_not_negative
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.tabular.schema import Schema
 from recsys_topk.trust import inspect_names
@@ -53,6 +54,7 @@ class Cascade(nn.Module):
         configs = [StageConfig.of(stage) for stage in stages]
         _check(configs)
         self.configs = configs
+        check_not_negative("init_std", init_std)
         make_embedding = partial(FeatureEmbedding, schema, dim, init_std, fused, tie_history=tie_history)
         shared = make_embedding() if share_embeddings else None
         self.stages = nn.ModuleDict({config.name: _build(config, shared or make_embedding()) for config in configs})

@@ -62,6 +62,8 @@ class StageConfig:
     random_negatives: int = 0
 
     def __post_init__(self) -> None:
+        if not self.name or not self.name.isprintable() or set(self.name) & set("./\\"):  # it names a folder and keys
+            raise ValueError(f"a stage name must be printable text without '.', '/' and '\\', got {self.name!r}")
         if self.quota < 1:
             raise ValueError(f"stage {self.name!r} must pass on at least one item, got quota={self.quota}")
         if self.previous not in get_args(Previous):

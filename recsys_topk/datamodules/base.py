@@ -35,6 +35,7 @@ Split = Literal["train", "val", "test"]
 BatchSize = int | Literal["auto"]
 # With batch_size="auto": training requests per step, as a share of all of them and within bounds.
 STEPS_PER_EPOCH, MOST = 64, 4096
+_WORKER_BYTES = 50 << 20  # least memory of a worker process, most of whose pages are shared
 EvalSource = Literal["uniform", "popularity", "in_batch"]
 
 registry: Registry[CascadeDataModule]
@@ -150,6 +151,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         if eval_negative_source not in get_args(EvalSource):
             known = ", ".join(get_args(EvalSource))
             raise ValueError(f"eval_negative_source must be one of {known}, got {eval_negative_source!r}")
+        check_budget(num_workers * _WORKER_BYTES, f"{num_workers:,} num_workers", "use a smaller --data.num_workers")
         train_negatives = check_mix(negative_source, train_negatives)
         rows = self.fewest if batch_size == "auto" else batch_size
         each = 1 if negative_source in ("shared", "catalogue") else rows  # lists with negatives of their own
@@ -318,8 +320,11 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         """Return a loader of the batches of the given shards, for training or for evaluation."""
         rank, processes = self._share()
         size = self.rows_per_batch() if training or self.eval_batch_size is None else self.eval_batch_size
+        opened, views = [self.shard(name) for name in shards], int(self.hparams.get("history_length") or 0)
+        elements = min(size, max(map(len, opened), default=0)) * views * len(self.schema.history)
+        check_budget(8 * elements, f"a batch with histories of {views:,} views", "use a smaller --data.history_length")
         return ShardLoader(
-            [self.shard(name) for name in shards],
+            opened,
             size,
             seed=self.seed,
             shuffle=training and self.shuffle,

@@ -5,7 +5,8 @@ Prepared data are Arrow streams, which Hugging Face `datasets` opens too. Tables
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,6 +94,15 @@ def write_file(path: Path, table: pa.Table) -> None:
     """Write a table as an Arrow file, to be read with `read_file`."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=max(table.num_rows, 1))
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Raise an error that names the file, if its content is not that of a written table."""
+    try:
+        yield
+    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({type(error).__name__}: {error}); copy or write it again") from error
 
 
 def read_file(path: Path) -> pa.Table:
