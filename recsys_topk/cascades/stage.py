@@ -154,7 +154,7 @@ class Stage(nn.Module, ABC):
         """
         raise NotImplementedError(f"the stage {self.name!r} has no statistics of sequences")
 
-    def count_times(self, items: Array, time: Array) -> None:  # noqa: B027  # most stages have none
+    def count_times(self, items: Array, time: Array) -> None:
         """Learn from the times of the training interactions, after `count`, if all evaluation requests are later.
 
         Args:

@@ -113,7 +113,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     """Smallest automatic batch size, in requests of all processes."""
 
     steps_per_epoch: ClassVar[int] = 1
-    """With an automatic batch size, data are read as often per epoch as fits into this number of steps, at least once."""
+    """With an automatic batch size, an epoch reads the data as often as fits into this number of steps."""
 
     softmax_items: int | None = None
     """With negatives from the whole catalogue: number of items in the softmax of a step; None = all."""

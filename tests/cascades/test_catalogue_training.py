@@ -295,6 +295,7 @@ def test_a_shift_of_popularity_equals_the_formula_under_its_best_half_life() -> 
 def test_items_that_were_had_before_get_a_term_if_they_may_be_repeated(data: InteractionsDataModule) -> None:
     cascade = CascadeModule(data.schema, [STAGES[0], {**STAGES[1], "options": {}}], loss="softmax", dim=4, k=5).cascade  # type: ignore[arg-type]
     stage = cascade.stages["ranking"]
+    count_sequences(cascade, data)
     batch = data.shard("val").batch(np.arange(6))
     own = batch.items[batch.candidates[:, 0], stage.item_column]
     assert not stage.shares(batch).any()
@@ -307,6 +308,8 @@ def test_items_that_were_had_before_get_a_term_if_they_may_be_repeated(data: Int
         stage.repeated.fill_(2.0)
     share = 1000 * number / batch.history_length
     torch.testing.assert_close(stage(batch)[:, 0] - before, 1.5 * share.log1p())
+    stage.likeness.users[own] = 0
+    assert not stage.shares(batch)[:, 0].any()
 
 
 def test_singular_vectors_equal_those_of_a_dense_decomposition() -> None:

@@ -30,9 +30,9 @@ class Transitions(Stage):
     whole history have the same users as j, 1 on average over the items (see `Likeness`). They come from the training
     sequences, are counted when the training starts, and are stored with the weights. Tables of embeddings cannot hold
     what single pairs of items are like, so this stage is a good one to follow two towers (``previous: add_detached``).
-    v_j is the share of candidate j in the history, which is 0 unless items may be repeated (``--data.repeats true``).
-    w starts at (1/2, 0, 0, 1/2), r at 1/2, and the MLP at 0: the stage is useful before it is trained, and needs few users to be
-    trained on.
+    v_j is the share of candidate j in the history, which is 0 unless items may be repeated (``--data.repeats true``),
+    and for items that are new. w starts at (1/2, 0, 0, 1/2), r at 1/2, and the MLP at 0: the stage is useful before it
+    is trained, and needs few users to be trained on.
 
     Args:
         embedding: The embedding tables. Without hidden layers they are not used; with ``share_embeddings: true`` they
@@ -100,12 +100,12 @@ class Transitions(Stage):
         return scores + linear
 
     def shares(self, batch: CascadeBatch) -> Tensor:
-        """Return the share of each candidate in the history, (B, N)."""
+        """Return the share of each candidate in the history, (B, N); 0 for new items, which share a row."""
         views = batch.history[:, :, self.view_column]
         real = torch.arange(views.shape[1], device=views.device) < batch.history_length[:, None]
         items = batch.items[:, self.item_column][batch.candidates]
         number = (torch.where(real, views, -1)[:, :, None] == items[:, None]).sum(1)
-        return number / batch.history_length.clamp_min(1)[:, None]
+        return number * (self.likeness.users[items] > 0) / batch.history_length.clamp_min(1)[:, None]
 
     def counts(self, batch: CascadeBatch) -> Tensor:
         """Return the counts of the candidates, (B, N, 4)."""
