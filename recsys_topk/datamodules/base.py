@@ -84,7 +84,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     Args:
         batch_size: Requests per training batch and process. ``"auto"`` = so many that an epoch has 64 steps, but at
             least 256 (lists: 64) and at most 4096 requests of all processes. Smaller interactions are read several
-            times per epoch, so that it has 33 to 64 steps.
+            times per epoch, so that it has 17 to 32 steps.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
         negative_source: Source of the training negatives: ``"in_batch"``, ``"in_global_batch"``, ``"uniform"`` or
