@@ -35,4 +35,4 @@ def count_sequences(cascade: Cascade, data: Any) -> None:
     for stage in stages:
         stage.count(user, features)
         if times is not None:
-            stage.count_times(features, times)
+            stage.count_times(user, features, times)

@@ -154,10 +154,11 @@ class Stage(nn.Module, ABC):
         """
         raise NotImplementedError(f"the stage {self.name!r} has no statistics of sequences")
 
-    def count_times(self, items: Array, time: Array) -> None:
+    def count_times(self, user: Array, items: Array, time: Array) -> None:
         """Learn from the times of the training interactions, after `count`, if all evaluation requests are later.
 
         Args:
+            user: See `count`.
             items: See `count`.
             time: (n,) times in microseconds.
         """

@@ -250,7 +250,8 @@ def test_the_shift_of_popularity_is_added_outside_of_training_if_the_split_is_by
     draw = np.random.default_rng(0)
     time = np.arange(3000)
     item = draw.integers(0, 10, 3000) + time // 100  # what is popular changes
-    table = pa.table({"user": draw.integers(0, 60, 3000), "item": item, "time": time})
+    user = draw.integers(0, 60, 3000)
+    table = pa.table({"user": user, "item": item, "time": time})
     options: dict[str, object] = {"every_position": True, "negative_source": "catalogue", "cache_dir": str(tmp_path)}
     stages = [{**STAGES[0], "options": {"hidden": [], "popularity": True}}]
     for split in ("time", "leave_last"):
@@ -260,7 +261,7 @@ def test_the_shift_of_popularity_is_added_outside_of_training_if_the_split_is_by
         stage = cascade.stages["retrieval"]
         with torch.no_grad():
             stage.popularity_scale.fill_(0.5)
-        shift = popularity_shift(item[time < 2400], time[time < 2400], len(stage.shift))
+        shift = popularity_shift(user[:2400], item[:2400], time[:2400], len(stage.shift))
         batch = data.shard("val").batch(np.arange(5))
         training = stage.train().towers.encode(batch)
         differences = (
@@ -277,19 +278,30 @@ def test_the_shift_of_popularity_is_added_outside_of_training_if_the_split_is_by
         assert stage.eval().towers.encode(whole)[1].equal(encoded)  # later stages train without it
 
 
-def test_a_shift_of_popularity_equals_the_formula_under_its_best_half_life() -> None:
+@pytest.mark.parametrize("heavy", [False, True])
+def test_a_shift_of_popularity_equals_a_loop_in_which_each_user_counts_the_same(heavy: bool) -> None:
     draw = np.random.default_rng(1)
-    item, time = np.r_[draw.integers(0, 20, 900), draw.integers(10, 30, 100)], np.sort(draw.integers(0, 500, 1000))
-    found = popularity_shift(item[::-1], time[::-1], 30)
-    share = np.bincount(item, minlength=30) + 0.5
-    share /= share.sum()
-    candidates = []
-    for half_life in [2.0**-n for n in range(1, 9)]:
-        weight = 2.0 ** ((time - time[-1]) / (half_life * (time[-1] - time[0])))
-        recent = np.array([weight[item == one].sum() for one in range(30)])
-        candidates += [np.log((recent + s * share) / (weight.sum() + s) / share) for s in (10, 100, 1000, 10000)]
-    assert min(np.abs(found - one).max() for one in candidates) < 1e-9
-    assert found[25] > 0.3
+    item = np.r_[draw.integers(0, 20, 900), draw.integers(0, 30, 100)]
+    time = np.sort(draw.permutation(5000)[:1000])
+    user = np.where((item >= 20) & heavy, 99, np.arange(1000) % 50)  # new items of one user, or of many
+
+    def shifts(number: int) -> list[np.ndarray]:
+        share = np.bincount(item[:number], minlength=30) + 0.5
+        share /= share.sum()
+        made = []
+        for half_life in [2.0**-n for n in range(1, 9)]:
+            span = time[number - 1] - time[0]
+            weight = [2.0 ** ((one - time[number - 1]) / (half_life * span)) for one in time[:number]]
+            recent = np.bincount(item[:number], weight, 30)
+            made += [np.log((recent + s * share) / (sum(weight) + s) / share) for s in (10, 100, 1000, 10000)]
+        return made
+
+    users = set(user[900:].tolist())
+    gains = [np.mean([one[item[900:][user[900:] == who]].mean() for who in users]) for one in shifts(900)]
+    expected = shifts(1000)[int(np.argmax(gains))] if max(gains) > 0 else np.zeros(30)
+    order = draw.permutation(1000)
+    found = popularity_shift(user[order], item[order], time[order], 30)
+    np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
 def test_items_that_were_had_before_get_a_term_if_they_may_be_repeated(data: InteractionsDataModule) -> None:

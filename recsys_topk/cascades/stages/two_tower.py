@@ -105,10 +105,10 @@ class TwoTower(Towers):
                 table[known] = length * vectors[known].to(table)
             self.started.fill_(True)
 
-    def count_times(self, items: Array, time: Array) -> None:
+    def count_times(self, user: Array, items: Array, time: Array) -> None:
         """See `Stage.count_times`."""
         if self.popularity_scale is not None:
-            shift = popularity_shift(items[:, self.item_column], time, self.item_table.rows)
+            shift = popularity_shift(user, items[:, self.item_column], time, self.item_table.rows)
             self.shift.copy_(torch.from_numpy(shift))
 
     def embed(self, batch: CascadeBatch) -> Embedded:
