@@ -156,6 +156,15 @@ class Stage(nn.Module, ABC):
         """
         raise NotImplementedError(f"the stage {self.name!r} has no statistics of sequences")
 
+    def count_times(self, user: Array, items: Array, time: Array) -> None:
+        """Learn from the times of the training interactions, after `count`, if all evaluation requests are later.
+
+        Args:
+            user: See `count`.
+            items: See `count`.
+            time: (n,) times in microseconds.
+        """
+
     def embed(self, batch: CascadeBatch) -> Embedded:
         """Return the vectors of a batch, with the history as one vector per request, (B, W)."""
         return embed(self.embedding, self.encoder, batch)

@@ -84,7 +84,8 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
 
     Args:
         batch_size: Requests per training batch and process. ``"auto"`` = so many that an epoch has 64 steps, but at
-            least 256 (lists: 64) and at most 4096 requests of all processes.
+            least 256 (lists: 64) and at most 4096 requests of all processes. Smaller interactions are read several
+            times per epoch, so that it has 17 to 32 steps.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
         negative_source: Source of the training negatives: ``"in_batch"``, ``"in_global_batch"``, ``"uniform"`` or
@@ -111,6 +112,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
 
     fewest: ClassVar[int] = 256
     """Smallest automatic batch size, in requests of all processes."""
+
+    steps_per_epoch: ClassVar[int] = 1
+    """With an automatic batch size, an epoch reads the data as often as fits into this number of steps."""
 
     softmax_items: int | None = None
     """With negatives from the whole catalogue: number of items in the softmax of a step; None = all."""
@@ -345,6 +349,8 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     def train_dataloader(self) -> ShardLoader:
         """Return the loader of training batches. It resumes at the loaded state, if there is one."""
         self._train_loader = self.loader(self.splits["train"], training=True)
+        if self.batch_size == "auto":
+            self._train_loader.passes = max(1, self.steps_per_epoch // max(1, len(self._train_loader)))
         if self._state is not None:
             self._train_loader.load_state_dict(self._state)
             self._state = None
