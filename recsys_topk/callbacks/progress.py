@@ -75,8 +75,8 @@ class Pace(ObjectiveCalls):
         if self._began is None:  # the first step is slower than others
             self._began = (now, step)
         elif step > self._began[1]:
-            each = (now - self._began[0]) / (step - self._began[1])
-            left = each * (trainer.estimated_stepping_batches - step)
+            seconds_per_step = (now - self._began[0]) / (step - self._began[1])
+            left = seconds_per_step * (trainer.estimated_stepping_batches - step)
             self.seconds_left = left if math.isfinite(left) else None
         self.requests_per_second = self._requests / max(time.monotonic() - self._since, 1e-9)
         if trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:
@@ -167,7 +167,7 @@ def sparkline(values: Sequence[float], length: int = 20) -> str:
 class Progress(ProgressBar):  # type: ignore[misc]  # lightning is untyped here
     """Progress in lines: one per finished epoch, and in between one every few seconds.
 
-    In a terminal, the line in between is drawn again in its place (`progress_line`).
+    In a terminal, the line in between is updated in place (`progress_line`).
     """
 
     def __init__(self, pace: Pace, write: Callable[[str], None], every: float = 10.0, terminal: bool = False) -> None:
@@ -205,10 +205,10 @@ class Progress(ProgressBar):  # type: ignore[misc]  # lightning is untyped here
     def on_validation_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
         """Write a line if one is due."""
         stages = {"test": ("test", trainer.num_test_batches), "predict": ("prediction", trainer.num_predict_batches)}
-        what, batches = stages.get(trainer.state.stage, ("validation", trainer.num_val_batches))
+        name, batches = stages.get(trainer.state.stage, ("validation", trainer.num_val_batches))
         if self._due():
             left = self.pace.seconds_left if self.terminal and trainer.state.fn == "fit" else None
-            self._line(what, rest[3] + 1, sum(batches), {}, left)
+            self._line(name, rest[3] + 1, sum(batches), {}, left)
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 

@@ -95,8 +95,8 @@ class BestCheckpoint(ModelCheckpoint):  # type: ignore[misc]  # lightning is unt
         best = Path(str(self.dirpath)) / "best.ckpt"
         if best.is_file() and state_dict["best_model_path"]:
             scores = {str(best): score for score in state_dict["best_k_models"].values()}
-            here = {"dirpath": self.dirpath, "best_model_path": str(best), "kth_best_model_path": str(best)}
-            super().load_state_dict({**state_dict, **here, "best_k_models": scores})
+            paths = {"dirpath": self.dirpath, "best_model_path": str(best), "kth_best_model_path": str(best)}
+            super().load_state_dict({**state_dict, **paths, "best_k_models": scores})
 
 
 def _stays_in(folder: Path, state: dict[str, Any]) -> bool:
@@ -166,11 +166,11 @@ class ResumePoint(Checkpoint):  # type: ignore[misc]  # lightning is untyped her
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Install the signal handlers; remove incomplete files of a killed process."""
-        for left in self.path.parent.glob(".*.ckpt.*") if trainer.is_global_zero else ():
-            left.unlink(missing_ok=True)
+        for path in self.path.parent.glob(".*.ckpt.*") if trainer.is_global_zero else ():
+            path.unlink(missing_ok=True)
         self._saved_at = time.monotonic()
-        here = trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == self.path.resolve()
-        self.saved_step = trainer.global_step if here else None
+        resumed = trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == self.path.resolve()
+        self.saved_step = trainer.global_step if resumed else None
         for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
             try:
                 if number in self._handlers:

@@ -14,6 +14,7 @@ from recsys_topk.cascades.features import FeatureEmbedding
 from recsys_topk.cascades.sampled_negatives import hardest_columns, with_columns
 from recsys_topk.cascades.stage import Stage, StageConfig, registry
 from recsys_topk.cascades.tables import FusedOptimizer
+from recsys_topk.checks import check_not_negative
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.tabular.schema import Schema
 from recsys_topk.trust import inspect_names
@@ -33,7 +34,7 @@ class Cascade(nn.Module):
             deployed separately.
         fused: Optimizer that updates the tables inside backward; None = no such update.
         init_std: Tables are initialised from N(0, init_std^2).
-        tie_history: The history reads the tables of the items. False = it has tables of its own.
+        tie_history: The history reads the tables of the items. False = it has separate tables.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Cascade(nn.Module):
         configs = [StageConfig.of(stage) for stage in stages]
         _check(configs)
         self.configs = configs
+        check_not_negative("init_std", init_std)
         make_embedding = partial(FeatureEmbedding, schema, dim, init_std, fused, tie_history=tie_history)
         shared = make_embedding() if share_embeddings else None
         self.stages = nn.ModuleDict({config.name: _build(config, shared or make_embedding()) for config in configs})
@@ -82,7 +84,7 @@ class Cascade(nn.Module):
 
         Args:
             name: Name of the stage.
-            scores: What the stage computed, (B, N).
+            scores: Scores that the stage computed, (B, N).
             previous: The scores of the stage before it for the same candidates; None for the first stage.
         """
         if name not in self.scales or previous is None:
@@ -109,7 +111,7 @@ class Cascade(nn.Module):
         return scores, batches
 
     def scorer(self, name: str) -> Stage | StageSum:
-        """Return a function from a batch to the scores of one stage, which computes the scores that it adds too."""
+        """Return a function from a batch to the scores of one stage, including the scores that the stage adds."""
         number = self.names.index(name)
         stage = self.stages[name]
         assert isinstance(stage, Stage)

@@ -62,7 +62,7 @@ def catalogue_terms(cascade: Cascade, loss: RankingLoss, batch: CascadeBatch) ->
         requests, items = (x.float() for x in towers.eval().encode(first.readable(held_out)))
         lists, scores = passed_on(held_out, requests, items, positive[batch.held_out], cascade.quotas[0])
     first.train(training)
-    if may_read(lists.labels) and not lists.labels.any():  # none is passed on; the loss would warn
+    if may_read(lists.labels) and not lists.labels.any():  # no positive is passed on; the loss would warn
         return terms + [terms[0].new_zeros(()) for _ in later]
     for config, stage in zip(cascade.configs[1:], later, strict=True):
         scores = cascade.add_previous(config.name, stage(lists), scores)
@@ -123,8 +123,8 @@ def _first_term(
     sample = max(sample, 2 * target.numel()) if sample else len(items)
     if sample < len(items):
         rows, shift = sample_items(target, len(items), sample)
-        place = torch.zeros(len(items), dtype=torch.int64, device=items.device)
-        target = place.scatter(0, rows, torch.arange(sample, device=items.device))[target]
+        position = torch.zeros(len(items), dtype=torch.int64, device=items.device)
+        target = position.scatter(0, rows, torch.arange(sample, device=items.device))[target]
         items = items[rows]
     return catalogue_softmax(repeated, items, target, weights.flatten(), tau=tau, shift=shift)
 
@@ -147,8 +147,8 @@ def sample_items(targets: Tensor, number: int, sample: int) -> tuple[Tensor, Ten
     drawn = keys.topk(sample)
     is_target = drawn.values > 1.0
     distinct = is_target.sum()
-    share = torch.log((sample - distinct) / (number - distinct))
-    return drawn.indices, torch.where(is_target, 0.0, share)
+    log_rate = torch.log((sample - distinct) / (number - distinct))
+    return drawn.indices, torch.where(is_target, 0.0, log_rate)
 
 
 def held_out_requests(batch: CascadeBatch) -> CascadeBatch:
@@ -158,16 +158,16 @@ def held_out_requests(batch: CascadeBatch) -> CascadeBatch:
     histories = [name for name in ("history", "history_length", "history_values") if getattr(batch, name).numel()]
     names += ["request_values"] if batch.request_values.numel() else []
     if not batch.shares_histories:
-        names, histories, kept = [*names, *histories, "known"], [], rows
+        names, histories, history_rows = [*names, *histories, "known"], [], rows
     elif may_read(rows):
-        kept, row = torch.unique(batch.history_row[rows], return_inverse=True)
+        history_rows, row = torch.unique(batch.history_row[rows], return_inverse=True)
         batch = batch.replace(history_row=batch.history_row.index_copy(0, rows, row))
         histories.append("known")
     else:
-        kept, histories = rows, []
+        history_rows, histories = rows, []
     names += ["history_row", "history_prefix"] if batch.shares_histories else []
-    parts = {name: getattr(batch, name)[rows] for name in names}
-    return batch.replace(**parts, **{name: getattr(batch, name)[kept] for name in histories}, held_out=NO_ROWS)
+    fields = {name: getattr(batch, name)[rows] for name in names}
+    return batch.replace(**fields, **{name: getattr(batch, name)[history_rows] for name in histories}, held_out=NO_ROWS)
 
 
 def passed_on(
@@ -182,16 +182,16 @@ def passed_on(
         positive: Boolean (B, N), the positives.
         quota: Number of items that the first stage passes on.
     """
-    own = torch.where(positive, batch.candidates, -1)
+    positive_rows = torch.where(positive, batch.candidates, -1)
     scores = torch.nn.functional.pad(requests @ items.T, (0, 1))  # the last column is for padding
-    place = own.remainder(scores.shape[1])
-    wanted = scores.gather(1, place)
+    column = positive_rows.remainder(scores.shape[1])
+    positive_scores = scores.gather(1, column)
     known = batch.known[batch.history_row] if batch.shares_histories else batch.known
     scores.scatter_(1, known.remainder(scores.shape[1]), -math.inf)
-    scores.scatter_(1, place, wanted)
+    scores.scatter_(1, column, positive_scores)
     scores[:, -1] = -math.inf
     best = scores.topk(min(quota, len(items)), 1)
-    labels, real = (best.indices[:, :, None] == own[:, None]).any(-1), best.values > -math.inf
+    labels, real = (best.indices[:, :, None] == positive_rows[:, None]).any(-1), best.values > -math.inf
     lists = batch.replace(
         candidates=best.indices.clamp_max(len(items) - 1),  # a masked candidate may be the column for padding
         labels=labels.float(),

@@ -21,14 +21,18 @@ def count_sequences(cascade: Cascade, data: Any) -> None:
     if not stages:
         return
     names: list[str] = [] if data is None else list(data.splits["train"])
-    found = data.shard(names[0]).sequences(held_out=False) if len(names) == 1 else None
-    if found is None:
+    shard = data.shard(names[0]) if len(names) == 1 else None
+    sequences = None if shard is None else shard.sequences(held_out=False)
+    if shard is None or sequences is None:
         raise ValueError(
             f"the stage {stages[0].name!r} counts items in the users' sequences, which these data do not have; "
             f"use --data interactions, another stage, or two_tower without its options popularity and warm_start"
         )
-    user, item_id = found
+    user, item_id = sequences
     catalogue = data.catalogue(names[0])
     rows = np.searchsorted(catalogue.item_id.numpy(), item_id)
+    features, times = catalogue.features.numpy()[rows].astype(np.int64), shard.times(held_out=False)
     for stage in stages:
-        stage.count(user, catalogue.features.numpy()[rows].astype(np.int64))
+        stage.count(user, features)
+        if times is not None:
+            stage.count_times(user, features, times)

@@ -77,10 +77,9 @@ class FeatureEmbedding(nn.Module):
     `EmbeddingBagCollection`s look up the tables: on a CPU the pooled kernel with bags of length 1 is several times
     faster than the sequence kernel. A bag feature is the mean over its real ids. On a CPU padding is removed from the
     bags. On other devices it stays with weight 0, so that shapes are known without reading the ids (`EmbeddingLayout`
-    describes
-    the groups of features). Tables that are not sharded are read directly. On a CPU `look_up` reads them if numba is
-    installed and no feature is a bag; it also updates tables with a fused optimizer. Otherwise `embedding_bag` reads
-    them if they have an ordinary optimizer or are not trained.
+    describes the groups of features). Tables that are not sharded are read directly. On a CPU `look_up` reads them if
+    numba is installed and no feature is a bag; it also updates tables with a fused optimizer. Otherwise
+    `embedding_bag` reads them if they have an ordinary optimizer or are not trained.
 
     A module on the meta device holds plain tables. Moving them to a real device (`to_empty`) initialises them, and
     builds fused tables if `fused` is set. Moving fused tables to another device builds them again there.
@@ -91,7 +90,7 @@ class FeatureEmbedding(nn.Module):
         init_std: Tables are initialised from N(0, init_std^2).
         fused: Optimizer that updates the tables inside backward; None = an ordinary optimizer updates them.
         device: Device of the tables; None = torch's default device.
-        tie_history: The history reads the tables of the items. False = it has tables of its own (`untie_history`).
+        tie_history: The history reads the tables of the items. False = it has separate tables (`untie_history`).
         only: Name of a feature of history and items; all others are left out. None = all features.
 
     Attributes:
@@ -165,36 +164,32 @@ class FeatureEmbedding(nn.Module):
             batch: The ids and values.
             history: ``"rows"`` for every view, ``"mean"`` for their mean (one bag per request, which is cheaper).
         """
-        found = self._by_loops(batch, history)
-        if found is None:
-            found = self._by_bags(batch, history)
+        vectors = self._by_loops(batch, history)
+        if vectors is None:
+            vectors = self._by_bags(batch, history)
             if history == "mean":
-                found["history"] = found["history"] / batch.history_length.clamp_min(1)[:, None]
-        joined = {part: self._with_values(part, found[part], batch, history) for part in PARTS}
+                vectors["history"] = vectors["history"] / batch.history_length.clamp_min(1)[:, None]
+        joined = {part: self._with_values(part, vectors[part], batch, history) for part in PARTS}
         if history == "rows":
             joined["history"] = joined["history"].view(*batch.history.shape[:2], self.dims["history"])
         return Embedded(**joined, ages=batch.history_values[..., -1] if self.layout.has_ages else None)
 
     def table(self, name: str) -> nn.Parameter:
         """Return the weights of a table, (rows, D); raise if it is sharded."""
-        collections = self.collections.values()
-        found = [table_weights(one).get(name) for one in collections if is_plain(one) or is_fused(one)]
-        weights = [weight for weight in found if weight is not None]
-        if not weights:
-            raise ValueError(
-                f"the table {name!r} is sharded: no process has all of it; use the stage without warm_start"
-            )
-        return weights[0]
+        for collection in self.collections.values():
+            if (is_plain(collection) or is_fused(collection)) and name in table_weights(collection):
+                return table_weights(collection)[name]
+        raise ValueError(f"the table {name!r} is sharded: no process has all of it; use the stage without warm_start")
 
     def pair_tables(self, feature: str, dim: int) -> FeatureEmbedding:
-        """Return new tables for one feature of history and items, one table each, with the options of these tables."""
+        """Return new tables for one feature of history and items, one for each, with the options of these tables."""
         return FeatureEmbedding(self.schema, dim, self.init_std, self.fused, tie_history=False, only=feature)
 
     def defuse(self) -> FusedOptimizer | None:
         """Convert tables with a fused optimizer to plain tables with the same weights, and return that optimizer.
 
         Used by strategies that place the tables and apply the optimizer afterwards, e.g. with TorchRec's
-        ``apply_optimizer_in_backward(found.optimizer, embedding.collections.parameters(), dict(found.options))``.
+        ``apply_optimizer_in_backward(fused.optimizer, embedding.collections.parameters(), dict(fused.options))``.
         Weights are not copied. Return None if an ordinary optimizer updates the tables.
         """
         fused, self.fused = self.fused, None
@@ -219,12 +214,12 @@ class FeatureEmbedding(nn.Module):
         if fn is self._applied:
             return self
         self._applied = fn
-        before = [weight.device.type for weight in self.collections.parameters()]
-        kernels_hold = {name: _addresses(part) for name, part in self.collections.items() if is_fused(part)}
+        device_types = [weight.device.type for weight in self.collections.parameters()]
+        addresses = {name: _addresses(part) for name, part in self.collections.items() if is_fused(part)}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        materialised = "meta" in before and not any(weight.is_meta for weight in self.collections.parameters())
+        materialised = "meta" in device_types and not any(weight.is_meta for weight in self.collections.parameters())
         for name, collection in self.collections.items():
-            moved = name in kernels_hold and _addresses(collection) != kernels_hold[name]
+            moved = name in addresses and _addresses(collection) != addresses[name]
             if moved or (materialised and self.fused is not None and is_plain(collection)):
                 self.collections[name] = self._rebuilt(name, collection)
         if materialised:
@@ -249,11 +244,11 @@ class FeatureEmbedding(nn.Module):
             )
         self._weighted[name] = self._weighted[name] or first.device.type != "cpu"
         with torch.random.fork_rng(devices=[]):
-            made = fused_collection(configs_of(collection), first.device, self._weighted[name], self.fused)
+            rebuilt = fused_collection(configs_of(collection), first.device, self._weighted[name], self.fused)
         with torch.no_grad():
-            for table, weight in table_weights(made).items():
+            for table, weight in table_weights(rebuilt).items():
                 weight.copy_(weights[table])
-        return made
+        return rebuilt
 
     def _needs_weights(self, parts: Parts, device: torch.device) -> bool:
         return self.layout.has_bags(parts) or device.type != "cpu"
@@ -272,8 +267,8 @@ class FeatureEmbedding(nn.Module):
         return fused_collection(configs, device, weighted, self.fused)
 
     def _register_columns(self, device: torch.device) -> None:
-        for part, chosen in self.layout.selections.items():
-            columns = None if chosen is None else torch.tensor(chosen, device=device)
+        for part, selection in self.layout.selections.items():
+            columns = None if selection is None else torch.tensor(selection, device=device)
             self.register_buffer(f"columns_{part}", columns, persistent=False)
 
     def _make_slots(self) -> list[Slot]:
@@ -294,11 +289,11 @@ class FeatureEmbedding(nn.Module):
         weights: list[Tensor] = []
         updates: list[RowUpdate | None] = []
         for collection in self.collections.values():
-            own = row_updates(collection)
-            if own is None:
+            table_updates = row_updates(collection)
+            if table_updates is None:
                 return None
             weights += table_weights(collection).values()
-            updates += own.values()
+            updates += table_updates.values()
         if look_up.backend_for(self._slots, (), weights, None) == "torch":
             return None
         ids = [rows.long().contiguous() for rows in _ids(batch, history).values()]
@@ -327,12 +322,12 @@ class FeatureEmbedding(nn.Module):
             values = values[: sum(len(ids[part]) for part in parts)]
             for part, block in zip(parts, torch.split(values, [len(ids[part]) for part in parts]), strict=True):
                 blocks[part].append(block)
-        found: dict[Part, Tensor] = {}
-        for part, own in blocks.items():
-            block = torch.cat(own, dim=1) if own else batch.labels.new_zeros(len(ids[part]), 0)
+        vectors: dict[Part, Tensor] = {}
+        for part, part_blocks in blocks.items():
+            block = torch.cat(part_blocks, dim=1) if part_blocks else batch.labels.new_zeros(len(ids[part]), 0)
             columns: Tensor | None = getattr(self, f"columns_{part}")
-            found[part] = block if columns is None else block.index_select(1, columns)
-        return found
+            vectors[part] = block if columns is None else block.index_select(1, columns)
+        return vectors
 
     def _agreed(self, parts: Parts, batch: CascadeBatch, history: HistoryForm) -> int:
         """Return the number of bags that every process passes to a collection."""

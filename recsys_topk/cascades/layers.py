@@ -37,9 +37,9 @@ class BatchNorm(nn.BatchNorm1d):
         variance = sums[self.num_features : -1] / rows - mean.square()
         with torch.no_grad():
             unbiased = variance * (rows / (rows - 1.0).clamp_min(1.0))
-            for running, found in ((self.running_mean, mean), (self.running_var, unbiased)):
+            for running, statistic in ((self.running_mean, mean), (self.running_var, unbiased)):
                 assert running is not None
-                running.lerp_(found.to(running.dtype), self.momentum or 0.0)
+                running.lerp_(statistic.to(running.dtype), self.momentum or 0.0)
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
         scale = torch.rsqrt(variance.clamp_min(0.0) + self.eps) * self.weight

@@ -65,16 +65,16 @@ class EmbeddingLayout:
     """
 
     def __init__(self, schema: Schema, dims: Mapping[str, int], only: str | None = None) -> None:
-        found = {part: _uses(schema, part, only) for part in PARTS}
+        uses = {part: _uses(schema, part, only) for part in PARTS}
         self.table_dims = dict(dims)
-        self.groups = _group_tables(found)
-        numbers = {part: Counter(use.table.name for use in found[part]) for part in PARTS}
+        self.groups = _group_tables(uses)
+        numbers = {part: Counter(use.table.name for use in uses[part]) for part in PARTS}
         self.keys = {parts: _keys(tables, parts, numbers) for parts, tables in self.groups.items()}
         order = [key for keys in self.keys.values() for key in keys]
-        shared = {use.key for use in found["items"]} & {use.key for use in found["history"]}
+        shared = {use.key for use in uses["items"]} & {use.key for use in uses["history"]}
         self.uses = {
-            part: sorted(uses, key=lambda use: (use.key not in shared, order.index(use.key)))
-            for part, uses in found.items()
+            part: sorted(part_uses, key=lambda use: (use.key not in shared, order.index(use.key)))
+            for part, part_uses in uses.items()
         }
         self.has_ages = schema.has_ages
         self.history_padding = schema.padding("history")
@@ -83,7 +83,7 @@ class EmbeddingLayout:
             ((item.columns.start, view.columns.start, item.table.rows) for item, view in pairs if not item.bag), None
         )
         self.values = {
-            part: sum(one.size for one in schema.features(part) if one.kind in ("numeric", "vector") and not only)
+            part: sum(f.size for f in schema.features(part) if f.kind in ("numeric", "vector") and not only)
             for part in PARTS
         }
         self.dims = {part: sum(self.dim(use) for use in self.uses[part]) + self.values[part] for part in PARTS}
@@ -111,20 +111,20 @@ class EmbeddingLayout:
                 for key, table in keys.items():
                     columns[key] = range(start, start + self.table_dims[table.name])
                     start += self.table_dims[table.name]
-        chosen = [column for use in self.uses[part] for column in columns[use.key]]
-        return None if chosen == list(range(start)) else chosen
+        selection = [column for use in self.uses[part] for column in columns[use.key]]
+        return None if selection == list(range(start)) else selection
 
 
 def _uses(schema: Schema, part: Part, only: str | None) -> list[Use]:
-    before: Counter[str] = Counter()
+    earlier: Counter[str] = Counter()
     columns = schema.id_columns(part)
-    found = []
+    uses = []
     for feature in schema.features(part):
         if feature.table is not None and (only is None or (feature.name == only and part != "request")):
             table = schema.table(feature.table)
-            found.append(Use(columns[feature.name], table, before[table.name], feature.kind == "bag"))
-            before[table.name] += 1
-    return found
+            uses.append(Use(columns[feature.name], table, earlier[table.name], feature.kind == "bag"))
+            earlier[table.name] += 1
+    return uses
 
 
 def _key(table: Table, number: int) -> str:
@@ -171,11 +171,11 @@ def dimensions(schema: Schema, dim: int | Mapping[str, int] | Literal["auto"]) -
 
 
 def untie_history(schema: Schema, dims: Mapping[str, int]) -> tuple[Schema, dict[str, int]]:
-    """Return a schema whose history has tables of its own, named ``history:TABLE``, and the width of each table."""
-    read = {one.table for part in (schema.request, schema.items) for one in part}
-    shared = [table for table in schema.tables if table.name in read & {one.table for one in schema.history}]
+    """Return a schema whose history has separate tables, named ``history:TABLE``, and the width of each table."""
+    read = {feature.table for part in (schema.request, schema.items) for feature in part}
+    shared = [table for table in schema.tables if table.name in read & {feature.table for feature in schema.history}]
     names = {table.name: f"history:{table.name}" for table in shared}
     copies = [replace(table, name=names[table.name]) for table in shared]
-    history = tuple(replace(one, table=names.get(str(one.table), one.table)) for one in schema.history)
+    history = tuple(replace(feature, table=names.get(str(feature.table), feature.table)) for feature in schema.history)
     widths = {name: dims[table] for table, name in names.items()}
     return replace(schema, tables=(*schema.tables, *copies), history=history), {**dims, **widths}

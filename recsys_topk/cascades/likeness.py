@@ -1,4 +1,4 @@
-"""How much items have the same users, from the users' sequences. No parameters."""
+"""How many users items have in common, from the users' sequences. No parameters."""
 
 from __future__ import annotations
 

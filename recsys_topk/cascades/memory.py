@@ -79,13 +79,13 @@ class MemoryPlan:
     def lines(self, largest: int = 5) -> list[dict[str, object]]:
         """Return printable rows for the largest tables, all other tables and the total; sizes in MB."""
         shown, rest = self.tables[:largest], self.tables[largest:]
-        made: list[dict[str, object]] = [
+        rows: list[dict[str, object]] = [
             {"table": table.table, "rows": f"{table.rows:,}", "dim": table.dim, **self._cells([table])}
             for table in shown
         ]
         if rest:
-            made.append({"table": f"{len(rest)} others", "rows": f"{sum(t.rows for t in rest):,}", **self._cells(rest)})
-        return [*made, {"table": "total", "rows": f"{sum(t.rows for t in self.tables):,}", **self._cells(self.tables)}]
+            rows.append({"table": f"{len(rest)} others", "rows": f"{sum(t.rows for t in rest):,}", **self._cells(rest)})
+        return [*rows, {"table": "total", "rows": f"{sum(t.rows for t in self.tables):,}", **self._cells(self.tables)}]
 
     def _cells(self, tables: Sequence[TableMemory]) -> dict[str, object]:
         parts = ("weights", "optimizer", "gradient")
@@ -133,16 +133,17 @@ def plan_memory(
     layout = EmbeddingLayout(schema, dims) if tie_history else EmbeddingLayout(*untie_history(schema, dims))
     fused = embedding_optimizer != "same"
     options = optimizer_options or {}
-    dense = _COPIES.get(optimizer, 2) + sum(bool(options.get(name)) for name, of in _OPTIONS.items() if optimizer in of)
+    extra = sum(optimizer in names and bool(options.get(option)) for option, names in _OPTIONS.items())
+    dense = _COPIES.get(optimizer, 2) + extra
     copies = _COPIES.get(embedding_optimizer, 2) if fused else dense
-    made = []
-    for table in (table for tables in layout.groups.values() for table in tables):
+    tables = []
+    for table in (table for group in layout.groups.values() for table in group):
         width = layout.table_dims[table.name]
         weights = table.rows * width * _FLOAT
         state = table.rows * _FLOAT if embedding_optimizer == "rowwise_adagrad" else copies * weights
-        made.append(TableMemory(table.name, table.rows, width, weights, state, 0 if fused else weights))
-    made.sort(key=lambda table: -table.total)
-    plan = MemoryPlan(tuple(made), 1 if share_embeddings else stages if isinstance(stages, int) else len(stages))
+        tables.append(TableMemory(table.name, table.rows, width, weights, state, 0 if fused else weights))
+    tables.sort(key=lambda table: -table.total)
+    plan = MemoryPlan(tuple(tables), 1 if share_embeddings else stages if isinstance(stages, int) else len(stages))
     if isinstance(stages, int):
         return plan
     weights, counts = _layer_memory(schema, stages, dim, share_embeddings, tie_history)
@@ -163,8 +164,8 @@ def check_weights(schema: Schema, stages: Sequence[StageConfig], **options: Any)
     check_budget(
         tables + plan.layers + plan.counts,
         f"the cascade ({_gb(tables)} of tables, {_gb(plan.layers)} of layers, {_gb(plan.counts)} of counts)",
-        "use a smaller --model.dim, fewer rows (--data.vocabulary) or smaller stages; if a checkpoint asks for it, "
-        "check where it comes from",
+        "use a smaller --model.dim, fewer rows (--data.vocabulary) or smaller stages; if a checkpoint needs it, "
+        "check the source of the checkpoint",
     )
 
 
@@ -174,10 +175,10 @@ def _layer_memory(
     """Return the bytes of the parameters, tables included, and of the buffers, from a cascade on the meta device."""
     try:
         with torch.random.fork_rng(devices=()), torch.device("meta"), tables_on_meta():
-            made = Cascade(schema, stages, dim, share, tie_history=tie_history)
-    except Exception as error:  # a stage that cannot be built so; its own errors are raised when it is built
+            cascade = Cascade(schema, stages, dim, share, tie_history=tie_history)
+    except Exception as error:  # not buildable on the meta device; its errors are raised when it is built
         return (2**63 if "overflow" in str(error) else 0), 0
-    return sum(one.nbytes for one in made.parameters()), sum(one.nbytes for one in made.buffers())
+    return sum(tensor.nbytes for tensor in cascade.parameters()), sum(tensor.nbytes for tensor in cascade.buffers())
 
 
 def check_memory(schema: Schema, available: int, arguments: Mapping[str, Any]) -> MemoryPlan:

@@ -67,7 +67,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         dim: Embedding dimension, one for all tables or by table name; ``"auto"`` = by the number of rows, at most 64.
         share_embeddings: All stages use one set of tables.
         init_std: Tables are initialised from N(0, init_std^2).
-        tie_history: The history reads the tables of the items. False = it has tables of its own.
+        tie_history: The history reads the tables of the items. False = it has separate tables.
         optimizer: Name of the optimizer.
         lr: Learning rate.
         embedding_optimizer: ``"same"``, or an optimizer that updates the tables inside backward: ``"rowwise_adagrad"``
@@ -117,8 +117,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         super().__init__()
         described = isinstance(schema, Mapping)  # from a checkpoint, so all class paths are treated as file content
         if described:
-            named = {"stages": stages, "loss": loss, "objective": objective, "metrics": metrics}
-            inspect_names(named, "the description of a cascade")
+            descriptions = {"stages": stages, "loss": loss, "objective": objective, "metrics": metrics}
+            inspect_names(descriptions, "the description of a cascade")
         if isinstance(schema, Mapping) and "version" not in schema:
             loss, objective = _upgrade_descriptions(loss, objective)
         self.schema = schema if isinstance(schema, Schema) else Schema.from_dict(dict(schema))
@@ -130,7 +130,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         if k < 1:
             raise ValueError(f"k, the number of items wanted at the end of the cascade, must be at least 1, got {k}")
         fused = fused_optimizer(embedding_optimizer, lr if embedding_lr is None else embedding_lr)
-        wanted = DEFAULT if metrics is None else metrics
+        metric_entries = DEFAULT if metrics is None else metrics
         with reading() if described else nullcontext():
             chosen = default_stages(self.schema.outline, self.schema.list_length, k) if stages is None else stages
             configs = [StageConfig.of(stage) for stage in chosen]
@@ -139,7 +139,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             self.cascade = Cascade(self.schema, chosen, dim, share_embeddings, fused, init_std, tie_history)
             built = _loss(loss, self.schema)
             self.objective = _objective(objective, built, len(self.cascade.configs))
-            self.metrics = nn.ModuleDict({split: self._metrics(wanted) for split in ("val", "test")})
+            self.metrics = nn.ModuleDict({split: self._metrics(metric_entries) for split in ("val", "test")})
         if isinstance(built.k, int) and built.k < 1:
             raise ValueError(f"the k of the loss must be at least 1, got {built.k}; set --loss.k")
         self.objective.validate = validate
@@ -213,20 +213,20 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             first = next(iter(self.cascade.stages.values()))
             batch = keep_hard_negatives(batch, first, self.hparams["hard_negatives"], self.hparams["random_negatives"])
         scores, lists = self.cascade.training_lists(batch)
-        known: dict[str, Any] = {"quotas": self.cascade.quotas, "k": self.k}
+        arguments: dict[str, Any] = {"quotas": self.cascade.quotas, "k": self.k}
         if self.objective.pool is not None:
             # Lists of single stages have no sampling probabilities, so they raise here.
-            known["item_weights"] = pool_weights(lists[-1], self.objective.pool)
+            arguments["item_weights"] = pool_weights(lists[-1], self.objective.pool)
         elif batch.log_q.numel():  # not for stages with negatives that were selected by score
             check_logq_correction(self.objective)
             scores = [
-                self.loss.correct_sampling(x, own.log_q) if own.log_q.numel() else x
-                for x, own in zip(scores, lists, strict=True)
+                self.loss.correct_sampling(x, part.log_q) if part.log_q.numel() else x
+                for x, part in zip(scores, lists, strict=True)
             ]
         if lists[-1] is batch:
-            output: ObjectiveOutput = self.objective(scores, batch.labels, batch.mask, groups=batch.group, **known)
+            output: ObjectiveOutput = self.objective(scores, batch.labels, batch.mask, groups=batch.group, **arguments)
         else:
-            output = self.objective(scores, [own.labels for own in lists], [own.mask for own in lists], **known)
+            output = self.objective(scores, [part.labels for part in lists], [part.mask for part in lists], **arguments)
         return output
 
     def training_step(self, batch: CascadeBatch, batch_idx: int) -> Tensor:
@@ -239,12 +239,12 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             self._finish_check()
         with global_batch(self.trainer.world_size > 1):
             output = self.compute_objective(batch)
-            found = average(torch.stack([output.total, *output.terms.values()]))
-        self.newest_terms = found[1:].detach()
-        self.log("train/loss", found[0], prog_bar=True, batch_size=batch.size)
-        for name, term in zip(output.terms, found[1:], strict=True):
-            own = self.cascade.names[output.stage_of[name]] if name in output.stage_of else name
-            self.log(f"train/loss_{own}", term, batch_size=batch.size)
+            values = average(torch.stack([output.total, *output.terms.values()]))
+        self.newest_terms = values[1:].detach()
+        self.log("train/loss", values[0], prog_bar=True, batch_size=batch.size)
+        for name, term in zip(output.terms, values[1:], strict=True):
+            suffix = self.cascade.names[output.stage_of[name]] if name in output.stage_of else name
+            self.log(f"train/loss_{suffix}", term, batch_size=batch.size)
         return output.total
 
     def validation_step(self, batch: CascadeBatch, batch_idx: int) -> None:
@@ -278,15 +278,15 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     def configure_optimizers(self) -> Any:
         """Return the optimizer, with its warm-up and schedule if they are configured."""
         options = self.hparams
-        made = make_optimizer(options["optimizer"], self, options["lr"], options["optimizer_options"])
+        optimizer = make_optimizer(options["optimizer"], self, options["lr"], options["optimizer_options"])
         if options["lr_scheduler"] is not None:
-            known: dict[str, Any] = {"warmup_steps": options["warmup_steps"], "monitor": f"val/{self.monitor}"}
-            described = make_schedule(made, options["lr_scheduler"], length=self._training_length, **known)
-            return {"optimizer": made, "lr_scheduler": described}
+            arguments: dict[str, Any] = {"warmup_steps": options["warmup_steps"], "monitor": f"val/{self.monitor}"}
+            described = make_schedule(optimizer, options["lr_scheduler"], length=self._training_length, **arguments)
+            return {"optimizer": optimizer, "lr_scheduler": described}
         if not options["warmup_steps"]:
-            return made
-        schedule = warm_up(made, options["warmup_steps"])
-        return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+            return optimizer
+        schedule = warm_up(optimizer, options["warmup_steps"])
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _training_length(self, interval: str) -> int:
         """Return the number of optimizer steps or epochs of the training."""
@@ -303,16 +303,16 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         schema = getattr(self.trainer.datamodule, "schema", None)
         if not isinstance(schema, Schema):
             return
-        then = {table.name: table.vocabulary for table in self.schema.tables}
+        vocabularies = {table.name: table.vocabulary for table in self.schema.tables}
         for table in schema.tables:
-            if then.get(table.name, table.vocabulary) != table.vocabulary:
+            if vocabularies.get(table.name, table.vocabulary) != table.vocabulary:
                 raise ValueError(
                     f"the vocabulary of table {table.name} in the data differs from that of the model; "
                     f"use the training days and the vocabulary options that the model was trained with"
                 )
 
     def on_fit_start(self) -> None:
-        """Raise on combinations of options that would not do what they promise."""
+        """Raise on combinations of options that would have no effect or a wrong one."""
         self._first_epoch = self.trainer.current_epoch
         self._check_lists()
         options = self.hparams
@@ -347,7 +347,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
             )
 
     def on_train_epoch_start(self) -> None:
-        """Count the sequences that stages may know, at the start of the training."""
+        """Count the training sequences for the stages that use them, at the start of the training."""
         if self.trainer.current_epoch == self._first_epoch:
             count_sequences(self.cascade, self.trainer.datamodule)
 
@@ -384,7 +384,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         if not metrics:
             raise ValueError("metrics must not be empty; name at least one metric, or omit the option for the default")
         if name is None:
-            return next((own for own, metric in metrics.items() if metric.whole_cascade), next(iter(metrics)))
+            return next((key for key, metric in metrics.items() if metric.whole_cascade), next(iter(metrics)))
         if name.endswith("/corpus"):
             return name
         if name not in metrics:
@@ -409,7 +409,7 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
         separate = [config.name for config in self.cascade.configs if config.hard_negatives]
         if separate and not self.objective.separate_lists:
             raise ValueError(
-                f"stage {separate[0]!r} has hard_negatives of its own, but the {self.objective.name!r} objective "
+                f"stage {separate[0]!r} sets hard_negatives, but the {self.objective.name!r} objective "
                 f"trains all stages on the same lists; use --objective independent, or --model.hard_negatives"
             )
         if callable(length):
@@ -422,8 +422,8 @@ class CascadeModule(pl.LightningModule):  # type: ignore[misc]  # lightning is u
     def _list_lengths(self, length: int, sampled: int) -> list[int]:
         """Return the length of the lists that each stage trains on."""
         options, lengths = self.hparams, []
-        own = [(config.hard_negatives, config.random_negatives) for config in self.cascade.configs]
-        for hard, random in [(options["hard_negatives"], options["random_negatives"]), *own[1:]]:
+        per_stage = [(config.hard_negatives, config.random_negatives) for config in self.cascade.configs]
+        for hard, random in [(options["hard_negatives"], options["random_negatives"]), *per_stage[1:]]:
             if 0 < hard + random < sampled:
                 length, sampled = length - sampled + hard + random, hard + random
             lengths.append(length)
@@ -473,6 +473,6 @@ def _objective(
         return objectives.resolve(objective)(loss, stages)
     if isinstance(objective, Mapping):
         objectives.discover()
-        made: CascadeObjective = build(objective, loss, stages, base=CascadeObjective)
-        return made
+        built: CascadeObjective = build(objective, loss, stages, base=CascadeObjective)
+        return built
     return objective(loss, stages)

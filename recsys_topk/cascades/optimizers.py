@@ -57,8 +57,8 @@ def inner_optimizer(collection: nn.Module) -> Any:
 
     In TorchRec it is a method of unsharded collections and a property of sharded ones.
     """
-    found = getattr(collection, "fused_optimizer", None)
-    return found() if callable(found) else found
+    optimizer = getattr(collection, "fused_optimizer", None)
+    return optimizer() if callable(optimizer) else optimizer
 
 
 def dense_parameters(module: nn.Module, fused: Collection[str]) -> dict[str, nn.Parameter]:
@@ -141,8 +141,8 @@ class DenseAndFused(CombinedOptimizer):  # type: ignore[misc]  # torchrec is unt
     def sync_tables(self) -> None:
         """Set the learning rate of the tables to that of the schedule. Otherwise it would be one step late."""
         for part, group in zip(self._fused.values(), self._tables, strict=True):
-            for own in part.param_groups:
-                own["lr"] = group["lr"]
+            for fused_group in part.param_groups:
+                fused_group["lr"] = group["lr"]
             part.step()  # only sets the learning rate: the rows are updated inside backward
 
     def state_dict(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class DenseAndFused(CombinedOptimizer):  # type: ignore[misc]  # torchrec is unt
         """Load the state of both parts. The state of the tables is copied in place."""
         if set(state_dict.get("fused", ())) != set(self._fused):
             raise ValueError(
-                "the checkpoint was trained with another embedding_optimizer than this run; give the same one to resume"
+                "the checkpoint was trained with another embedding_optimizer than this run; use the same one to resume"
             )
         groups = self._dense.param_groups  # schedules hold references to these dicts, and loading would replace them
         self._dense.load_state_dict(dict(state_dict["dense"]))

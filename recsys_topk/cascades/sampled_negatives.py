@@ -81,9 +81,9 @@ def pool_weights(batch: CascadeBatch, pool: Pool) -> Tensor:
             "hard negatives"
         )
     scale = 1.0 if pool == "catalogue" else pool / max(1, batch.catalogue_items)
-    drawn = batch.candidates.shape[1] - batch.sampled
+    first_sampled = batch.candidates.shape[1] - batch.sampled
     weights = torch.ones_like(batch.log_q)
-    weights[:, drawn:] = scale * torch.exp(-batch.log_q[:, drawn:])
+    weights[:, first_sampled:] = scale * torch.exp(-batch.log_q[:, first_sampled:])
     return weights
 
 
@@ -96,29 +96,29 @@ def check_pool(data: Any, objective: CascadeObjective, hard: bool, cuts: Sequenc
         hard: Whether a stage trains on hard negatives.
         cuts: The result of `CascadeObjective.cuts`.
     """
-    named = f"the pool of the {objective.name!r} objective"
+    pool = f"the pool of the {objective.name!r} objective"
     if hard:
         raise ValueError(
-            f"{named} gives sampled negatives the weight 1 / probability, but hard negatives are selected by score, so "
+            f"{pool} gives sampled negatives the weight 1 / probability, but hard negatives are selected by score, so "
             f"their probability is unknown; use hard_negatives 0"
         )
     if data is None:
         return
     source = getattr(data, "negative_source", None)
     if source == "catalogue" or not getattr(data, "train_negatives", 0):
-        given = "--data.negative_source catalogue" if source == "catalogue" else "--data.train_negatives 0"
+        option = "--data.negative_source catalogue" if source == "catalogue" else "--data.train_negatives 0"
         raise ValueError(
-            f"{named} is represented by sampled negatives, but {given} draws none; use --data.train_negatives 25 "
+            f"{pool} is represented by sampled negatives, but {option} draws none; use --data.train_negatives 25 "
             f"--data.negative_source uniform, or another objective"
         )
     if getattr(data, "logq_correction", False):
-        raise ValueError(f"{named} already corrects for the sampling; use --data.logq_correction false")
+        raise ValueError(f"{pool} already corrects for the sampling; use --data.logq_correction false")
     length = getattr(data, "list_length", None)
     if cuts and objective.pool != "catalogue" and callable(length):
         items = length("train") - data.train_negatives + (objective.pool or 0)
         if max(cuts) >= items:
             raise ValueError(
-                f"a stage passes {max(cuts)} items on, but {named} has {items} items with the logged ones, so every "
+                f"a stage passes {max(cuts)} items on, but {pool} has {items} items with the logged ones, so every "
                 f"item is selected and nothing is learned; use a larger --objective.pool, or smaller quotas"
             )
     data.sampling_probabilities = True

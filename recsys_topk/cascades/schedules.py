@@ -90,9 +90,9 @@ def make_schedule(
         if name in accepted and not {name, "epochs", "steps_per_epoch"} & set(options):
             options[name] = max(1, length(interval) - warmup_steps)
     try:
-        made = cls(optimizer, **options)
+        scheduler = cls(optimizer, **options)
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(f"--lr_scheduler {cls.__name__}: {error}") from error
     if warmup_steps:
-        made = SequentialLR(optimizer, [warm_up(optimizer, warmup_steps), made], milestones=[warmup_steps])
-    return {"scheduler": made, "interval": interval, "monitor": watched or monitor}
+        scheduler = SequentialLR(optimizer, [warm_up(optimizer, warmup_steps), scheduler], milestones=[warmup_steps])
+    return {"scheduler": scheduler, "interval": interval, "monitor": watched or monitor}

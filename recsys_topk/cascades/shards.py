@@ -63,11 +63,11 @@ def copy_into(target: Any, full: Tensor | StoredTensor) -> None:
 def split(tree: Any) -> tuple[Any, dict[Keys, ShardedTensor]]:
     """Return nested dicts and lists without the `ShardedTensor`s in their dicts, and these by their keys."""
     leaves: Any = [(path, leaf) for path, leaf in tree_flatten_with_path(tree)[0] if isinstance(leaf, ShardedTensor)]
-    found = {tuple(part.key if hasattr(part, "key") else part.idx for part in path): leaf for path, leaf in leaves}
+    sharded = {tuple(part.key if hasattr(part, "key") else part.idx for part in path): leaf for path, leaf in leaves}
     rest = tree_map(lambda leaf: leaf, tree)  # new containers
-    for *keys, last in found:
+    for *keys, last in sharded:
         del functools.reduce(operator.getitem, keys, rest)[last]
-    return rest, found
+    return rest, sharded
 
 
 def put(tree: Any, path: Keys, value: Any) -> None:
@@ -90,15 +90,15 @@ def save_shards(tensors: Mapping[Keys, ShardedTensor], folder: Path) -> dict[str
     places = {(index.fqn, index.offset): place for index, place in saved.storage_data.items()}
     described = {
         name: {
-            "dtype": str(one.properties.dtype).removeprefix("torch."),
-            "size": list(one.size),
+            "dtype": str(info.properties.dtype).removeprefix("torch."),
+            "size": list(info.size),
             "pieces": [
                 [list(part.offsets), list(part.sizes), place.relative_path, place.offset, place.length]
-                for part in one.chunks
+                for part in info.chunks
                 for place in [places[name, part.offsets]]
             ],
         }
-        for name, one in saved.state_dict_metadata.items()
+        for name, info in saved.state_dict_metadata.items()
     }
     files = {name: digest for part in parts for name, digest in part.items()}
     return {"folder": folder.name, "files": files, "tensors": described}
@@ -122,9 +122,9 @@ class _Pieces(default_planner.DefaultSavePlanner):
         for name, tensor in self.state_dict.items():
             for shard in tensor.local_shards():
                 (first, *columns), sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-                for at in range(0, sizes[0], ROWS):
-                    piece = shard.tensor.detach().view(sizes)[at : at + ROWS]
-                    offsets = torch.Size((first + at, *columns))
+                for row in range(0, sizes[0], ROWS):
+                    piece = shard.tensor.detach().view(sizes)[row : row + ROWS]
+                    offsets = torch.Size((first + row, *columns))
                     index = metadata.MetadataIndex(name, offsets)
                     part = planner.TensorWriteData(
                         metadata.ChunkStorageMetadata(offsets, piece.size()),
@@ -141,7 +141,7 @@ class _Pieces(default_planner.DefaultSavePlanner):
 
 
 class ShardsError(ValueError):
-    """A folder of shards is missing, damaged or none; the message says which file."""
+    """A folder of shards is missing, damaged or invalid. The message names the file."""
 
 
 class StoredTensor:
@@ -154,16 +154,16 @@ class StoredTensor:
 
     def read_into(self, target: Any) -> None:
         """Read the values of a tensor, or of the local shards of a `ShardedTensor`."""
-        how = default_planner.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        load_planner = default_planner.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         with warnings.catch_warnings(), _first_failure():
-            warnings.simplefilter("ignore")  # says that one process reads by itself
-            load({self._name: target}, storage_reader=self._folder, planner=how, no_dist=True)
+            warnings.simplefilter("ignore")  # about reading in a single process
+            load({self._name: target}, storage_reader=self._folder, planner=load_planner, no_dist=True)
 
     def full(self) -> Tensor:
         """Return the whole tensor."""
-        made = torch.empty(self.shape, dtype=self.dtype)
-        self.read_into(made)
-        return made
+        tensor = torch.empty(self.shape, dtype=self.dtype)
+        self.read_into(tensor)
+        return tensor
 
 
 class _Reader(FileSystemReader):
@@ -173,17 +173,17 @@ class _Reader(FileSystemReader):
         try:
             name, self.files, self.whole = entry["folder"], dict(entry["files"]), set[str]()
             self.content = metadata.Metadata({}, storage_data={})
-            for tensor, one in entry["tensors"].items():
-                kind, pieces = metadata.TensorProperties(dtype=getattr(torch, one["dtype"])), []
+            for tensor, description in entry["tensors"].items():
+                kind, pieces = metadata.TensorProperties(dtype=getattr(torch, description["dtype"])), []
                 if not isinstance(kind.dtype, torch.dtype):
-                    raise TypeError(f"{one['dtype']!r} is no type of numbers")
-                for offsets, sizes, *place in one["pieces"]:
+                    raise TypeError(f"{description['dtype']!r} is not a dtype")
+                for offsets, sizes, *place in description["pieces"]:
                     pieces.append(metadata.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
                     index = metadata.MetadataIndex(tensor, torch.Size(offsets))
                     self.content.storage_data[index] = _StorageInfo(*place)
-                size = torch.Size(one["size"])
+                size = torch.Size(description["size"])
                 self.content.state_dict_metadata[tensor] = metadata.TensorStorageMetadata(kind, size, pieces)
-            claimed = sum(math.prod(one["size"]) for one in entry["tensors"].values())
+            claimed = sum(math.prod(description["size"]) for description in entry["tensors"].values())
             self.folder = checkpoint.resolve().parent / _FOLDER.fullmatch(name)[0]  # type: ignore[index]
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise ShardsError(f"the checkpoint {str(checkpoint)!r} does not describe its shards: {error}") from error
@@ -230,29 +230,29 @@ def with_full_tensors(tree: Any) -> Any:
 
 def load_into(module: nn.Module, saved: Mapping[str, Any], strict: bool = True) -> None:
     """Load full or stored tensors into a module. Each process loads its own shards of sharded tables."""
-    own = module.state_dict()
-    wrong = sorted(set(own) ^ set(saved)) if strict else []
-    wrong += [key for key, value in own.items() if key in saved and tuple(value.size()) != tuple(saved[key].shape)]
+    state = module.state_dict()
+    wrong = sorted(set(state) ^ set(saved)) if strict else []
+    wrong += [key for key, value in state.items() if key in saved and tuple(value.size()) != tuple(saved[key].shape)]
     if wrong:
         raise ValueError(
             f"the weights of the checkpoint do not match this model (first mismatch: {wrong[0]}); use the options that "
             f"it was trained with"
         )
-    for key, value in own.items():
+    for key, value in state.items():
         if key in saved:
             copy_into(value, saved[key])
 
 
 def remove_unused(folder: Path) -> None:
     """Remove the folders of shards to which no checkpoint in `folder` refers: those of replaced checkpoints."""
-    shards = [one for one in folder.glob("shards-*") if _FOLDER.fullmatch(one.name) and one.is_dir()]
+    shards = [path for path in folder.glob("shards-*") if _FOLDER.fullmatch(path.name) and path.is_dir()]
     try:
         used = {_entry(file).get("folder") for file in folder.iterdir() if file.is_file()} if shards else set()
     except _UNREADABLE:
         return  # a file that cannot be read may refer to any of them
-    for one in shards:
-        if one.name not in used:
-            shutil.rmtree(one, ignore_errors=True)
+    for path in shards:
+        if path.name not in used:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def stored_weights(path: Any) -> dict[str, Any] | None:

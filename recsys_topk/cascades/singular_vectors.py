@@ -13,7 +13,7 @@ def singular_vectors(user: Array, item: Array, size: int, dim: int) -> tuple[Ten
     """Return the decomposition of the matrix of users and items: which items have the same users.
 
     U S V^T is the truncated singular value decomposition of the matrix with the entries 1 / sqrt(items of the user x
-    users of the item) (PureSVD: Cremonesi et al. 2010). Cost: O(n dim) for n interactions, a few times.
+    users of the item) (PureSVD: Cremonesi et al. 2010). Cost: a few times O(n dim) for n interactions.
 
     Args:
         user: (n,) integers, equal for the interactions of one user.
@@ -25,13 +25,13 @@ def singular_vectors(user: Array, item: Array, size: int, dim: int) -> tuple[Ten
         V, (V, D), with zeros in the rows of items without interactions and in the columns beyond the rank; the
         singular values, (D,); the number of users of each item, (V,). The result is the same in each call.
     """
-    users, number = np.unique(user, return_inverse=True)
-    pair = np.unique(number * size + item)
+    users, user_row = np.unique(user, return_inverse=True)
+    pair = np.unique(user_row * size + item)
     row, column = pair // size, pair % size
     of_user, of_item = np.bincount(row), np.bincount(column, minlength=size)
     entry = torch.from_numpy((of_user[row] * of_item[column]) ** -0.5).float()
-    place, shape = torch.from_numpy(np.stack([row, column])), (len(users), size)
-    matrix = torch.sparse_coo_tensor(place, entry, shape, check_invariants=False).coalesce()
+    index, shape = torch.from_numpy(np.stack([row, column])), (len(users), size)
+    matrix = torch.sparse_coo_tensor(index, entry, shape, check_invariants=False).coalesce()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         _, singular, vectors = torch.svd_lowrank(matrix, q=min(dim + 16, *shape), niter=4)

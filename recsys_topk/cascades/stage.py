@@ -62,6 +62,8 @@ class StageConfig:
     random_negatives: int = 0
 
     def __post_init__(self) -> None:
+        if not self.name or not self.name.isprintable() or set(self.name) & set("./\\"):  # it names a folder and keys
+            raise ValueError(f"a stage name must be printable text without '.', '/' and '\\', got {self.name!r}")
         if self.quota < 1:
             raise ValueError(f"stage {self.name!r} must pass on at least one item, got quota={self.quota}")
         if self.previous not in get_args(Previous):
@@ -99,8 +101,8 @@ class Stage(nn.Module, ABC):
         encoder: The encoder of the history; None if there is no history.
         history_dim: Width of the encoded history, W.
         shares_histories: Whether `score` takes batches in which requests share histories
-            (`CascadeBatch.history_row`), as a stage does that reads histories by `embed` only. Other stages get a batch
-            in which each request has its own.
+            (`CascadeBatch.history_row`). A stage that reads histories only by `embed` can. Other stages get a batch in
+            which each request has its own history.
         counts_sequences: Whether the stage implements `count`.
     """
 
@@ -153,6 +155,15 @@ class Stage(nn.Module, ABC):
             items: (n, F_i) ids of the features of each item, as in `CascadeBatch.items`, in the order of time.
         """
         raise NotImplementedError(f"the stage {self.name!r} has no statistics of sequences")
+
+    def count_times(self, user: Array, items: Array, time: Array) -> None:
+        """Learn from the times of the training interactions, after `count`, if all evaluation requests are later.
+
+        Args:
+            user: See `count`.
+            items: See `count`.
+            time: (n,) times in microseconds.
+        """
 
     def embed(self, batch: CascadeBatch) -> Embedded:
         """Return the vectors of a batch, with the history as one vector per request, (B, W)."""

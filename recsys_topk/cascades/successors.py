@@ -29,11 +29,11 @@ def count_pairs(user: Array, item: Array, size: int, gaps: int) -> tuple[Array, 
     pairs, weights = [np.empty(0, np.int64)], [np.empty(0)]
     for gap in range(1, gaps + 1):
         same = user[gap:] == user[:-gap]
-        found, number = np.unique(item[:-gap][same] * size + item[gap:][same], return_counts=True)
-        pairs.append(found)
+        gap_pairs, number = np.unique(item[:-gap][same] * size + item[gap:][same], return_counts=True)
+        pairs.append(gap_pairs)
         weights.append(number / gap)
-    pair, place = np.unique(np.concatenate(pairs), return_inverse=True)
-    return pair // size, pair % size, np.bincount(place, np.concatenate(weights), pair.size)
+    pair, pair_index = np.unique(np.concatenate(pairs), return_inverse=True)
+    return pair // size, pair % size, np.bincount(pair_index, np.concatenate(weights), pair.size)
 
 
 class Successors(nn.Module):
@@ -48,9 +48,9 @@ class Successors(nn.Module):
         damping: Counts are divided by (1 + total count of the successor) ** damping in `shares`.
 
     Example:
-        >>> found = Successors(4, gaps=1)
-        >>> found.count(np.array([0, 0, 0, 1, 1]), np.array([1, 2, 3, 1, 2]))
-        >>> found(torch.tensor([[1, 2]]), torch.tensor([[2, 3]]))
+        >>> successors = Successors(4, gaps=1)
+        >>> successors.count(np.array([0, 0, 0, 1, 1]), np.array([1, 2, 3, 1, 2]))
+        >>> successors(torch.tensor([[1, 2]]), torch.tensor([[2, 3]]))
         tensor([[[2., 0.],
                  [0., 1.]]])
     """
@@ -100,16 +100,16 @@ class Successors(nn.Module):
             after: (B, N) items.
         """
         start = (before * self.most)[:, :, None]
-        wanted = after[:, None]
+        target = after[:, None]
         following = self.following.flatten()
-        low = torch.zeros_like(start + wanted)
+        low = torch.zeros_like(start + target)
         high = torch.full_like(low, self.most)
         for _ in range(math.ceil(math.log2(self.most + 1))):  # binary search in the row of `before`
             middle = (low + high) // 2
-            less = following[start + middle.clamp_max(self.most - 1)] < wanted
+            less = following[start + middle.clamp_max(self.most - 1)] < target
             low, high = torch.where(less & (middle < high), middle + 1, low), torch.where(less, high, middle)
-        at = start + low.clamp_max(self.most - 1)
-        return torch.where((following[at] == wanted) & (low < self.most), self.counts.flatten()[at], 0.0)
+        position = start + low.clamp_max(self.most - 1)
+        return torch.where((following[position] == target) & (low < self.most), self.counts.flatten()[position], 0.0)
 
     def shares(self, before: Tensor, after: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return the damped share of each item among the successors of weighted items, and c of the first one, (B, N).
@@ -121,5 +121,5 @@ class Successors(nn.Module):
         """
         counts = self(before, after)
         totals = (self.totals[before] * weights).sum(1, keepdim=True)
-        found = torch.bmm(weights[:, None], counts).squeeze(1) / self.damps[after]
-        return found / totals.clamp_min(1e-6), counts[:, 0]
+        damped = torch.bmm(weights[:, None], counts).squeeze(1) / self.damps[after]
+        return damped / totals.clamp_min(1e-6), counts[:, 0]

@@ -68,16 +68,16 @@ def make_bags(ids: Tensor, use: Use | None, weighted: bool, static: bool) -> Bag
     if use is None:
         none = ids.new_empty(0, dtype=torch.float32) if weighted else None
         return Bags(ids.new_empty(0), ids.new_zeros(len(ids)), none)
-    own = ids[..., use.columns]
-    present = own != use.table.padding
+    feature_ids = ids[..., use.columns]
+    present = feature_ids != use.table.padding
     weights = present.float() if weighted else None
     if weights is not None and use.bag:
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(1.0)
     if static or bool(present.all()):  # no padding, or padding is kept: no ids have to be removed
         assert weights is not None or not static
-        lengths = ids.new_full((len(own),), own.shape[1:].numel())
-        return Bags(own.flatten(), lengths, None if weights is None else weights.flatten())
-    return Bags(own[present], present.flatten(1).sum(1), None if weights is None else weights[present])
+        lengths = ids.new_full((len(feature_ids),), feature_ids.shape[1:].numel())
+        return Bags(feature_ids.flatten(), lengths, None if weights is None else weights.flatten())
+    return Bags(feature_ids[present], present.flatten(1).sum(1), None if weights is None else weights[present])
 
 
 def join_bags(bags: list[Bags]) -> Bags:
@@ -125,8 +125,8 @@ def table_config(table: Table, dim: int, features: Sequence[str], init_std: floa
 
 def plain_collection(configs: Sequence[Any], device: torch.device, weighted: bool) -> nn.Module:
     """Return tables that an ordinary optimizer updates. They are initialised, except on the meta device."""
-    made: nn.Module = EmbeddingBagCollection(tables=list(configs), device=device, is_weighted=weighted)
-    return made
+    collection: nn.Module = EmbeddingBagCollection(tables=list(configs), device=device, is_weighted=weighted)
+    return collection
 
 
 def fused_collection(configs: Sequence[Any], device: torch.device, weighted: bool, fused: FusedOptimizer) -> nn.Module:
@@ -142,15 +142,15 @@ def fused_collection(configs: Sequence[Any], device: torch.device, weighted: boo
             f"tables with an optimizer inside backward need a dimension that is a multiple of 4, got {uneven}; "
             f"change the dimension, or use embedding_optimizer 'same'"
         )
-    made: nn.Module = FusedEmbeddingBagCollection(
+    collection: nn.Module = FusedEmbeddingBagCollection(
         tables=list(configs),
         optimizer_type=fused.optimizer,
         optimizer_kwargs=dict(fused.options),
         is_weighted=weighted,
         device=device,
     )
-    initialise(made)  # replaces the default initialisation of the fused collection
-    return made
+    initialise(collection)  # replaces the default initialisation of the fused collection
+    return collection
 
 
 def initialise(collection: nn.Module) -> None:

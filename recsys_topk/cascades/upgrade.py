@@ -38,17 +38,17 @@ def upgrade(model: Mapping[str, Any], whole: bool | None = None) -> dict[str, An
     whole = model.keys() >= _OLD and "metrics" not in model if whole is None else whole
     changed = dict(model)
     for name in ("loss", "objective"):
-        given = model.get(name)
-        if isinstance(given, Mapping) and "class_path" in given and isinstance(given.get("init_args"), Mapping):
-            changed[name] = _upgrade_class(given, drop_threshold=whole and name == "loss")
+        part = model.get(name)
+        if isinstance(part, Mapping) and "class_path" in part and isinstance(part.get("init_args"), Mapping):
+            changed[name] = _upgrade_class(part, drop_threshold=whole and name == "loss")
     return changed
 
 
-def _upgrade_class(given: Mapping[str, Any], drop_threshold: bool) -> dict[str, Any]:
-    arguments = dict(given["init_args"])
-    path = str(given["class_path"])
+def _upgrade_class(description: Mapping[str, Any], drop_threshold: bool) -> dict[str, Any]:
+    arguments = dict(description["init_args"])
+    path = str(description["class_path"])
     if path in _PUBLISHED and arguments.pop("reference_quirks", False):
         path = _PUBLISHED[path]
     if drop_threshold and arguments.get("positive_above") == 0.0:
         del arguments["positive_above"]
-    return {**given, "class_path": path, "init_args": arguments}
+    return {**description, "class_path": path, "init_args": arguments}

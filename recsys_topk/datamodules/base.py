@@ -35,6 +35,7 @@ Split = Literal["train", "val", "test"]
 BatchSize = int | Literal["auto"]
 # With batch_size="auto": training requests per step, as a share of all of them and within bounds.
 STEPS_PER_EPOCH, MOST = 64, 4096
+_WORKER_BYTES = 50 << 20  # least memory of a worker process, most of whose pages are shared
 EvalSource = Literal["uniform", "popularity", "in_batch"]
 
 registry: Registry[CascadeDataModule]
@@ -83,7 +84,8 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
 
     Args:
         batch_size: Requests per training batch and process. ``"auto"`` = so many that an epoch has 64 steps, but at
-            least 256 (lists: 64) and at most 4096 requests of all processes.
+            least 256 (lists: 64) and at most 4096 requests of all processes. Smaller interactions are read several
+            times per epoch, so that it has 17 to 32 steps.
         eval_batch_size: Requests per evaluation batch and process; None = as in training.
         train_negatives: Sampled negatives per list in training.
         negative_source: Source of the training negatives: ``"in_batch"``, ``"in_global_batch"``, ``"uniform"`` or
@@ -110,6 +112,9 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
 
     fewest: ClassVar[int] = 256
     """Smallest automatic batch size, in requests of all processes."""
+
+    steps_per_epoch: ClassVar[int] = 1
+    """With an automatic batch size, an epoch reads the data as often as fits into this number of steps."""
 
     softmax_items: int | None = None
     """With negatives from the whole catalogue: number of items in the softmax of a step; None = all."""
@@ -150,6 +155,7 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         if eval_negative_source not in get_args(EvalSource):
             known = ", ".join(get_args(EvalSource))
             raise ValueError(f"eval_negative_source must be one of {known}, got {eval_negative_source!r}")
+        check_budget(num_workers * _WORKER_BYTES, f"{num_workers:,} num_workers", "use a smaller --data.num_workers")
         train_negatives = check_mix(negative_source, train_negatives)
         rows = self.fewest if batch_size == "auto" else batch_size
         each = 1 if negative_source in ("shared", "catalogue") else rows  # lists with negatives of their own
@@ -318,8 +324,11 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
         """Return a loader of the batches of the given shards, for training or for evaluation."""
         rank, processes = self._share()
         size = self.rows_per_batch() if training or self.eval_batch_size is None else self.eval_batch_size
+        opened, views = [self.shard(name) for name in shards], int(self.hparams.get("history_length") or 0)
+        elements = min(size, max(map(len, opened), default=0)) * views * len(self.schema.history)
+        check_budget(8 * elements, f"a batch with histories of {views:,} views", "use a smaller --data.history_length")
         return ShardLoader(
-            [self.shard(name) for name in shards],
+            opened,
             size,
             seed=self.seed,
             shuffle=training and self.shuffle,
@@ -340,6 +349,8 @@ class CascadeDataModule(Recorded, LightningDataModule, ABC):  # type: ignore[mis
     def train_dataloader(self) -> ShardLoader:
         """Return the loader of training batches. It resumes at the loaded state, if there is one."""
         self._train_loader = self.loader(self.splits["train"], training=True)
+        if self.batch_size == "auto":
+            self._train_loader.passes = max(1, self.steps_per_epoch // max(1, len(self._train_loader)))
         if self._state is not None:
             self._train_loader.load_state_dict(self._state)
             self._state = None

@@ -92,6 +92,9 @@ class ShardLoader:
         num_workers: Number of worker processes that make batches; 0 = this process makes them.
         between: The part of each shard to read, as shares of its requests, e.g. (0, 0.9) = all but the newest tenth.
         device: A CUDA device. Each batch is copied to it during the computation on the previous batch; None = no copy.
+
+    Attributes:
+        passes: How often an epoch reads the shards, each time in another order.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class ShardLoader:
         self.processes = processes
         self.num_workers = num_workers
         self.device = device
+        self.passes = 1
         self.ranges = [range(*(round(share * len(shard)) for share in between)) for shard in shards]
         self.slices = global_batches([len(own) for own in self.ranges], batch_size, processes)
         self.epoch = 0
@@ -128,7 +132,7 @@ class ShardLoader:
     @property
     def requests(self) -> int:
         """Number of requests in an epoch, over all processes."""
-        return sum(len(own) for own in self.ranges)
+        return self.passes * sum(len(own) for own in self.ranges)
 
     @property
     def sampler(self) -> ShardLoader:
@@ -146,7 +150,7 @@ class ShardLoader:
             self.epoch, self._given, self._resume_at = epoch, 0, 0
 
     def __len__(self) -> int:
-        return len(self.slices)
+        return self.passes * len(self.slices)
 
     def __iter__(self) -> Iterator[ShardBatch]:
         if self._given == len(self) and not self._resume_at:
@@ -162,15 +166,17 @@ class ShardLoader:
 
     def batches(self, epoch: int, numbers: range) -> Iterator[ShardBatch]:
         """Yield the batches of an epoch with the given indices."""
-        draw_seed = (self.seed + (epoch + 1) * _EPOCH_STEP) % (1 << 62) if self.training else self.seed
-        order, ordered = np.empty(0, dtype=np.int64), -1
+        order, ordered = np.empty(0, dtype=np.int64), (-1, -1)
         for number in numbers:
-            piece = self.slices[number]
+            read, place = divmod(number, len(self.slices))
+            passed = epoch * self.passes + read
+            draw_seed = (self.seed + (passed + 1) * _EPOCH_STEP) % (1 << 62) if self.training else self.seed
+            piece = self.slices[place]
             shard = self.shards[piece.shard]
-            if piece.shard != ordered:
-                if ordered >= 0:
-                    self.shards[ordered].release()  # keep only one shard in memory
-                order, ordered = self._order(shard, epoch, self.ranges[piece.shard]), piece.shard
+            if (passed, piece.shard) != ordered:
+                if ordered[1] not in (-1, piece.shard):
+                    self.shards[ordered[1]].release()  # keep only one shard in memory
+                order, ordered = self._order(shard, passed, self.ranges[piece.shard]), (passed, piece.shard)
             rows = order[piece.start : piece.stop][self.rank :: self.processes]
             users = None if self.training else shard.users(rows)
             yield ShardBatch.of(
@@ -188,15 +194,17 @@ class ShardLoader:
         return np.random.default_rng([self.seed, epoch, shard.order_key]).permutation(order) if self.shuffle else order
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the epoch: the shard and the number of its requests already returned.
+        """Return the position in the epoch: the pass, the shard and the number of its requests already returned.
 
         The shard is None at the end of an epoch.
         """
         over = self._given == len(self)
-        piece = self.slices[min(self._given, len(self) - 1)]
+        read, place = divmod(min(self._given, len(self) - 1), len(self.slices))
+        piece = self.slices[place]
         return {
             "seed": self.seed,
             "epoch": self.epoch,
+            "pass": read,
             "shard": None if over else self.shards[piece.shard].name,
             "offset": 0 if over else piece.start,
             "global_batch": self.batch_size * self.processes,
@@ -227,7 +235,7 @@ class ShardLoader:
                     f"the state is at request {state['offset']} of {name}, where no batch begins now; "
                     f"resume with the global batch and the data it was saved with"
                 )
-            at = starts.index(wanted)
+            at = state.get("pass", 0) * len(self.slices) + starts.index(wanted)
         self.epoch = state["epoch"]
         self._given = at
         self._resume_at = 0 if at == len(self) else at

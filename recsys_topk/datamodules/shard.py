@@ -146,6 +146,14 @@ class Shard(ABC):
         """
         return None
 
+    def times(self, held_out: bool = True) -> Array | None:
+        """Return the time of each interaction of `sequences`, (n,) microseconds; None = evaluation is not later.
+
+        Args:
+            held_out: See `sequences`.
+        """
+        return None
+
     def users(self, rows: Array) -> Array | None:
         """Return the names of the users in the source, (B,) integers or strings; None = they are not known.
 

@@ -77,10 +77,10 @@ class CorpusEvaluation:
     ) -> None:
         last = max(cuts or (k,)) if cascade is None else cascade.quotas[-1]
         cuts = sorted({min(k, last), last}) if cuts is None else list(dict.fromkeys(cuts))
-        if wrong := [cut for cut in cuts if not 1 <= cut <= last]:
-            of = "" if cascade is None else f", the quota of the last stage ({cascade.names[-1]})"
+        if invalid := [cut for cut in cuts if not 1 <= cut <= last]:
+            suffix = "" if cascade is None else f", the quota of the last stage ({cascade.names[-1]})"
             raise ValueError(
-                f"K must be between 1 and {last}{of}, got {wrong[0]}; increase that quota for longer lists"
+                f"K must be between 1 and {last}{suffix}, got {invalid[0]}; increase that quota for longer lists"
             )
         later = cascade.names[1:] if cascade is not None else ()
         if unknown := [name for name in alone if name not in later]:
@@ -93,7 +93,7 @@ class CorpusEvaluation:
         self.lists = FinalLists(schema, k=k, length=last, cuts=cuts, **options)
         self.random, self._default = baselines is not False, baselines is True
         names = ("popularity",) if baselines is True else baselines or ()
-        self.baselines = [registry.get(one) if isinstance(one, str) else one for one in names]
+        self.baselines = [registry.get(baseline) if isinstance(baseline, str) else baseline for baseline in names]
         exact = partial(ExactSearch, items_at_once=items_at_once)
         self._search, self._exact = search or exact, exact
         self._items: Catalogue | None = None
@@ -141,26 +141,26 @@ class CorpusEvaluation:
             self._add_cascade(self.cascade, requests, positive)
         size = self._items.item_id.numel()
         for baseline in self._fitted:
-            found = baseline.candidates(requests, self.lists.length, items=size)
-            self.lists.add(baseline.name, requests, found)
+            candidates = baseline.candidates(requests, self.lists.length, items=size)
+            self.lists.add(baseline.name, requests, candidates)
         if self.random:
             self.lists.add_random(requests, size - (requests.excluded >= 0).sum(1))
 
     def _add_cascade(self, cascade: Cascade, requests: Requests, positive: Tensor) -> None:
-        stages = self.candidates(requests)
-        number, alive = positive.sum(1), positive
-        for name, found in zip(cascade.names, stages, strict=True):
-            passed = found.holds(requests.own, requests.mask)
+        candidates = self.candidates(requests)
+        positives, alive = positive.sum(1), positive
+        for name, stage_candidates in zip(cascade.names, candidates, strict=True):
+            passed = stage_candidates.holds(requests.own, requests.mask)
             lost = (alive & ~passed).sum(1)
             alive = alive & passed
-            self.lists.add_mean(f"lost_{name}/{self.column}", lost / number.clamp_min(1), number > 0)
-        self.lists.add_mean(f"kept/{self.column}", alive.sum(1) / number.clamp_min(1), number > 0)
-        self.lists.add(self.column, requests, stages[-1])
-        alone = {cascade.names[0]: stages[0]}
+            self.lists.add_mean(f"lost_{name}/{self.column}", lost / positives.clamp_min(1), positives > 0)
+        self.lists.add_mean(f"kept/{self.column}", alive.sum(1) / positives.clamp_min(1), positives > 0)
+        self.lists.add(self.column, requests, candidates[-1])
+        alone = {cascade.names[0]: candidates[0]}
         quotas = dict(zip(cascade.names, cascade.quotas, strict=True))
         alone |= {name: search(requests, quotas[name]) for name, search in self._others.items()}
-        for name, found in alone.items():
-            values = self.lists.recall(requests, found, self.k)
+        for name, stage_candidates in alone.items():
+            values = self.lists.recall(requests, stage_candidates, self.k)
             self.lists.add_mean(f"{name}_recall@{self.k}@{quotas[name]}/{self.column}", *values)
 
     def candidates(self, requests: Requests) -> list[Candidates]:
@@ -170,13 +170,13 @@ class CorpusEvaluation:
         assert self.cascade is not None
         quotas = self.cascade.quotas
         stages: list[tuple[str, Any]] = list(self.cascade.stages.items())
-        found = [self._first(requests, quotas[0])]
+        candidates = [self._first(requests, quotas[0])]
         for (name, stage), quota in zip(stages[1:], quotas[1:], strict=True):
-            before = found[-1]
-            scores = score_candidates(stage, requests, self._items, before, self.items_at_once)
-            scores = self.cascade.add_previous(name, scores, before.scores)
-            found.append(best_of(before.rows, scores, before.labels, before.mask, quota))
-        return found
+            previous = candidates[-1]
+            scores = score_candidates(stage, requests, self._items, previous, self.items_at_once)
+            scores = self.cascade.add_previous(name, scores, previous.scores)
+            candidates.append(best_of(previous.rows, scores, previous.labels, previous.mask, quota))
+        return candidates
 
     def compute(self) -> dict[str, float]:
         """Return all metrics by name, over all processes."""
@@ -188,9 +188,9 @@ class CorpusEvaluation:
         ``positives_had_before`` are positives that `Shard.excluded` also contains. They remain candidates.
         """
         device = None if self._items is None else self._items.item_id.device
-        found = sum_over_job(torch.tensor(self._positives, device=device))
+        totals = sum_over_job(torch.tensor(self._positives, device=device))
         counted = self.lists.counted()
         slices = {f"requests_{name}": counted[name] for name in self.lists.slices}
         all_requests = {name: counted[name] for name in ("requests", "requests_without_positives")}
-        positives = dict(zip(("positives", "positives_had_before"), found.tolist(), strict=True))
+        positives = dict(zip(("positives", "positives_had_before"), totals.tolist(), strict=True))
         return {**all_requests, **positives, **slices}

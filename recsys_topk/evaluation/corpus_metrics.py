@@ -45,10 +45,10 @@ def evaluate_corpus(
     """Measure a cascade over all items of the catalogues of a split; see `CorpusEvaluation`.
 
     Args:
-        model: The model; it is measured as it is, on its device, in evaluation mode.
+        model: The model. It is measured with its current weights, on its device, in evaluation mode.
         data: The data module, prepared.
         split: ``"val"`` or ``"test"``.
-        batches: Measure only so many batches; None = all.
+        batches: Number of batches to measure; None = all.
         log_line: Takes a line about the progress every few seconds.
         options: Further arguments of `CorpusEvaluation`, e.g. ``cuts=[20]``.
 
@@ -60,10 +60,8 @@ def evaluate_corpus(
         evaluation = evaluate_corpus(model, data, cuts=[20], alone=["ranking"])
         evaluation.compute()["recall@20/corpus"]
     """
-    options = {
-        "items_at_once": max(1, PAIRS_AT_ONCE // data.loader(data.splits[split], training=False).batch_size),
-        **options,
-    }
+    batch_size = data.loader(data.splits[split], training=False).batch_size
+    options.setdefault("items_at_once", max(1, PAIRS_AT_ONCE // batch_size))
     evaluation = CorpusEvaluation(model.cascade, model.schema, k=model.k, **options)
     was_training = model.training
     model.eval()
@@ -90,12 +88,12 @@ def evaluate_baseline(
     To tune a baseline, compare its options on ``"val"``, then measure the best ones on ``"test"``.
 
     Args:
-        baseline: A name (popularity, transitions, itemknn, als, ...), or an object with options of its own.
+        baseline: A name (popularity, transitions, itemknn, als, ...), or an object with its own options.
         data: The data module, prepared.
         split: ``"val"`` or ``"test"``.
         k: Size of the true set of the joint recall.
         cuts: K of recall and NDCG.
-        batches: Measure only so many batches; None = all.
+        batches: Number of batches to measure; None = all.
         log_line: Takes a line about the progress every few seconds.
         options: Further arguments of `CorpusEvaluation`, e.g. ``slices=["short", "long"]``.
 
@@ -104,13 +102,13 @@ def evaluate_baseline(
 
     Example::
 
-        found = {n: evaluate_baseline(ALS(factors=n), data)["recall@20"] for n in (16, 32, 64)}
-        evaluate_baseline(ALS(factors=max(found, key=found.get)), data, "test")
+        recalls = {n: evaluate_baseline(ALS(factors=n), data)["recall@20"] for n in (16, 32, 64)}
+        evaluate_baseline(ALS(factors=max(recalls, key=recalls.get)), data, "test")
     """
     evaluation = CorpusEvaluation(None, data.schema, k=k, cuts=cuts, baselines=[baseline], **options)
     _measure(evaluation, data, split, torch.device("cpu"), batches, log_line)
-    found = {tuple(name.split("/")): value for name, value in evaluation.compute().items()}
-    return {metric: value for (metric, column), value in found.items() if column != "random"}
+    metrics = {tuple(name.split("/")): value for name, value in evaluation.compute().items()}
+    return {metric: value for (metric, column), value in metrics.items() if column != "random"}
 
 
 def corpus_options(metric: str) -> dict[str, Any]:
@@ -152,7 +150,7 @@ class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped her
     """Measures the cascade over the whole catalogue at the end of each validation and test, and logs the metrics.
 
     Names are those of `CorpusEvaluation` after the split, e.g. ``test/joint_recall@10@20/corpus``. Training is not
-    touched. With a trainer of your own::
+    affected. With your own trainer::
 
         Trainer(callbacks=[CorpusMetrics(cuts=[20])]).test(model, data)
 
@@ -162,7 +160,7 @@ class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped her
         baselines: Names of baselines, or objects; True = popularity and random order.
         searches: Further ways to make the candidates of the first stage, each measured under its name in place of
             ``corpus``: functions of (stage, items), see `CorpusEvaluation`.
-        log_line: Takes a line at a time about the progress.
+        log_line: Takes a line about the progress every few seconds.
         file: Where to write the metrics and the counts as JSON; None = nowhere.
         options: Further arguments of `CorpusEvaluation`, e.g. ``slices=["new", "warm"]``.
     """
@@ -183,7 +181,7 @@ class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped her
         self.log_line, self.file = log_line, file
 
     def setup(self, trainer: pl.Trainer, pl_module: CascadeModule, stage: str) -> None:
-        """Refuse options that do not fit the cascade, before anything is measured."""
+        """Raise on options that do not fit the cascade, before anything is measured."""
         CorpusEvaluation(pl_module.cascade, pl_module.schema, k=pl_module.k, **self.options)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: CascadeModule) -> None:
@@ -204,15 +202,15 @@ class CorpusMetrics(Callback):  # type: ignore[misc]  # lightning is untyped her
         with trainer.precision_plugin.forward_context():
             options: dict[str, Any] = {"batches": int(batches[0]), "log_line": self.log_line, **self.options}
             evaluation = evaluate_corpus(model, data, split, **options)
-            found = evaluation.compute()
+            metrics = evaluation.compute()
             for column, search in self.searches.items():
-                other = {**options, "baselines": False, "alone": (), "search": search, "column": column}
-                found |= evaluate_corpus(model, data, split, **other).compute()
-        for name, value in found.items():
+                search_options = {**options, "baselines": False, "alone": (), "search": search, "column": column}
+                metrics |= evaluate_corpus(model, data, split, **search_options).compute()
+        for name, value in metrics.items():
             model.log(f"{split}/{name}", value, on_epoch=True, sync_dist=trainer.world_size > 1)
         counts = evaluation.counts()
-        left_out = counts["requests_without_positives"]
-        self.log_line(f"whole catalogue: {counts['requests']:,} requests, {left_out:,} without a positive left out")
+        skipped = counts["requests_without_positives"]
+        self.log_line(f"whole catalogue: {counts['requests']:,} requests, {skipped:,} without a positive skipped")
         if self.file is not None and trainer.is_global_zero:
-            metrics = {name: None if math.isnan(value) else value for name, value in found.items()}
-            write_whole(self.file, json.dumps({"split": split, **counts, "metrics": metrics}, indent=2) + "\n")
+            json_metrics = {name: None if math.isnan(value) else value for name, value in metrics.items()}
+            write_whole(self.file, json.dumps({"split": split, **counts, "metrics": json_metrics}, indent=2) + "\n")

@@ -25,9 +25,9 @@ def score_diagnostics(
     item_weights: Tensor | None = None,
     names: Sequence[str] | None = None,
 ) -> dict[str, float]:
-    """Return what the objective does to the scores of one batch.
+    """Return diagnostics of the scores of one batch and of the objective's gradients.
 
-    - ``selection_mass/STAGE``: mean of sum(p) / k, the items that the loss's operator holds for each one it should;
+    - ``selection_mass/STAGE``: mean of sum(p) / k, where p is the membership that the loss's operator gives;
     - ``wrong_sign/STAGE``: share of the true top k whose score the gradient of the total pushes *down*;
     - ``cosine/STAGE/A-B``: cosine between the gradients of two terms with respect to that stage's scores (negative:
       the terms pull against each other).
@@ -38,8 +38,8 @@ def score_diagnostics(
         labels: (B, N).
         mask: Boolean (B, N).
         groups: (B, N) sample groups, where the objective needs them.
-        quotas: How many items each stage passes on.
-        k: How many items are wanted in the end.
+        quotas: Number of items that each stage passes on.
+        k: Number of items wanted at the end of the cascade.
         item_weights: (B, N), the weights of the items, for objectives with a pool.
         names: Names of the stages; None = stage0, stage1, ...
     """
@@ -50,23 +50,23 @@ def score_diagnostics(
     total = _gradients(output.total, leaves)
     terms = {name: _gradients(term, leaves) for name, term in output.terms.items()}
     target = topk_target(labels.float(), mask, k, objective.loss.positive_above).bool()
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for m, stage in enumerate(names):
         operator = objective.loss.operator
         if operator is not None and objective.uses_loss:
             with torch.no_grad():
                 p = operator(leaves[m], k, mask, item_weights=item_weights).p
                 mass, counted = selection_mass(p if item_weights is None else p * item_weights, mask, k=k)
-            found[f"selection_mass/{stage}"] = (mass[counted].mean() if bool(counted.any()) else mass.sum()).item()
+            values[f"selection_mass/{stage}"] = (mass[counted].mean() if bool(counted.any()) else mass.sum()).item()
         gradient = total[m]
         pushed = target & (gradient != 0)
         wrong = (pushed & (gradient > 0)).sum() / pushed.sum().clamp_min(1)
-        found[f"wrong_sign/{stage}"] = wrong.item()
+        values[f"wrong_sign/{stage}"] = wrong.item()
         acting = {name: parts[m] for name, parts in terms.items() if bool((parts[m] != 0).any())}
-        for (a, one), (b, two) in combinations(acting.items(), 2):
-            cosine = torch.nn.functional.cosine_similarity(one.flatten(), two.flatten(), dim=0)
-            found[f"cosine/{stage}/{a}-{b}"] = cosine.item()
-    return found
+        for (a, gradient_a), (b, gradient_b) in combinations(acting.items(), 2):
+            cosine = torch.nn.functional.cosine_similarity(gradient_a.flatten(), gradient_b.flatten(), dim=0)
+            values[f"cosine/{stage}/{a}-{b}"] = cosine.item()
+    return values
 
 
 def share_below(parameters: Iterable[nn.Parameter], eps: float) -> float:

@@ -1,4 +1,4 @@
-"""Metrics of final lists over a whole catalogue: accuracy, exposure, novelty and diversity, in all and by slice."""
+"""Metrics of final lists over a whole catalogue: accuracy, exposure, novelty and diversity, overall and by slice."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ class FinalLists:
         keep: bool = False,
     ) -> None:
         self.keep = keep
-        for given, known, what in ((slices, SLICES, "slice"), (diversity, schema.id_columns("items"), "item feature")):
-            for name in given:
+        for names, known, kind in ((slices, SLICES, "slice"), (diversity, schema.id_columns("items"), "item feature")):
+            for name in names:
                 if name not in known:
                     raise ValueError(
-                        f"unknown {what} {name!r}; {suggest(name, known)}available: {', '.join(known) or 'none'}"
+                        f"unknown {kind} {name!r}; {suggest(name, known)}available: {', '.join(known) or 'none'}"
                     )
         self.k, self.length, self.cuts, self.slices, self.short = k, length, tuple(cuts), tuple(slices), short
         self.positive_above = schema.positive_above
@@ -125,54 +125,54 @@ class FinalLists:
     def add(self, column: str, requests: Requests, found: Candidates) -> None:
         """Add the final lists of the ranker `column`."""
         for name, suffix in self._suffixes(column):
-            own, lists = self._of_slice(name, requests, found)
-            self.add_mean(f"joint_recall@{self.k}@{self.length}{suffix}", *self.recall(own, lists, self.k))
+            slice_requests, lists = self._of_slice(name, requests, found)
+            self.add_mean(f"joint_recall@{self.k}@{self.length}{suffix}", *self.recall(slice_requests, lists, self.k))
             for cut in self.cuts:
                 best = _head(lists, cut)
-                self.add_mean(f"recall@{cut}{suffix}", *self.recall(own, best, cut))
+                self.add_mean(f"recall@{cut}{suffix}", *self.recall(slice_requests, best, cut))
                 value = torch.where(best.mask, gains(best.labels.double(), self.gain), 0.0)
                 dcg = (value * rank_discounts(value.shape[1], None, value)).sum(1)
-                self.add_mean(f"ndcg@{cut}{suffix}", *self._normalised(own, dcg, cut))
+                self.add_mean(f"ndcg@{cut}{suffix}", *self._normalised(slice_requests, dcg, cut))
             largest = max(self.cuts)
-            self._add_beyond(f"@{largest}{suffix}", own, _head(lists, largest))
+            self._add_beyond_accuracy(f"@{largest}{suffix}", slice_requests, _head(lists, largest))
 
     def add_random(self, requests: Requests, candidates: Tensor) -> None:
-        """Add the expected accuracy of a random order; `candidates`: their number for each request, (B,)."""
+        """Add the expected accuracy of a random order; `candidates` is their number per request, (B,)."""
         above = self.positive_above
         for name, suffix in self._suffixes("random"):
-            own, _ = self._of_slice(name, requests, None)
-            joint = random_recall(own, candidates, k=self.k, m=self.length, positive_above=above)
+            slice_requests, _ = self._of_slice(name, requests, None)
+            joint = random_recall(slice_requests, candidates, k=self.k, m=self.length, positive_above=above)
             self.add_mean(f"joint_recall@{self.k}@{self.length}{suffix}", *joint)
             for cut in self.cuts:
-                values = random_recall(own, candidates, k=cut, m=cut, positive_above=above)
+                values = random_recall(slice_requests, candidates, k=cut, m=cut, positive_above=above)
                 self.add_mean(f"recall@{cut}{suffix}", *values)
-                dcg = random_ndcg(self._gains(own), candidates, cut)
-                self.add_mean(f"ndcg@{cut}{suffix}", *self._normalised(own, dcg, cut))
+                dcg = random_ndcg(self._gains(slice_requests), candidates, cut)
+                self.add_mean(f"ndcg@{cut}{suffix}", *self._normalised(slice_requests, dcg, cut))
 
     def recall(self, requests: Requests, found: Candidates, k: int) -> tuple[Tensor, Tensor]:
         """Return the share of the true top k among some candidates, and which requests have a positive."""
-        held = found.holds(requests.own, requests.mask)
-        return recall_of(held, requests.labels, requests.mask, k=k, positive_above=self.positive_above)
+        selected = found.holds(requests.own, requests.mask)
+        return recall_of(selected, requests.labels, requests.mask, k=k, positive_above=self.positive_above)
 
     def compute(self) -> dict[str, float]:
         """Return all metrics by name, over all processes."""
-        found = {name: float(mean.compute()) for name, mean in self._means.items()}
-        found |= {name: float(lists.compute() / own.compute() - 1) for name, (lists, own) in self._lift.items()}
+        metrics = {name: float(mean.compute()) for name, mean in self._means.items()}
+        metrics |= {name: float(lists.compute() / past.compute() - 1) for name, (lists, past) in self._lift.items()}
         catalogues = [*self._closed, self._catalogue_metrics()]
         for name in catalogues[-1]:
-            found[name] = sum(one[name] for one in catalogues) / len(catalogues)
-        found = {name: found[name] for name in sorted(found, key=self._slice_number)}
+            metrics[name] = sum(catalogue[name] for catalogue in catalogues) / len(catalogues)
+        metrics = {name: metrics[name] for name in sorted(metrics, key=self._slice_number)}
         # A slice without requests has no metrics.
         counts = [1, *(self.counted()[name] for name in self.slices)]
-        return {name: value for name, value in found.items() if counts[self._slice_number(name)]}
+        return {name: value for name, value in metrics.items() if counts[self._slice_number(name)]}
 
     def counted(self) -> dict[str, int]:
         """Return the number of counted requests, of skipped ones, and of those of each slice, over all processes."""
         joint = f"joint_recall@{self.k}@{self.length}"
         ranker = next((name.partition("/")[2] for name in self._means if name.startswith(joint)), "")
         means = [self._means.get(f"{joint}{suffix}", RequestMean()) for _, suffix in self._suffixes(ranker)]
-        found = sum_over_job(torch.stack([means[0].skipped, *(mean.count for mean in means)]))
-        return dict(zip(("requests_without_positives", "requests", *self.slices), found.tolist(), strict=True))
+        counts = sum_over_job(torch.stack([means[0].skipped, *(mean.count for mean in means)]))
+        return dict(zip(("requests_without_positives", "requests", *self.slices), counts.tolist(), strict=True))
 
     def _slice_number(self, name: str) -> int:
         """Return 1, 2, ... for metrics of slices, 0 for all others."""
@@ -183,46 +183,47 @@ class FinalLists:
         """Return the slices, "" = all requests, and the ends of the names of their metrics."""
         return [("", f"/{column}"), *((name, f"_{name}/{column}") for name in self.slices)]
 
-    def _add_beyond(self, suffix: str, requests: Requests, found: Candidates) -> None:
+    def _add_beyond_accuracy(self, suffix: str, requests: Requests, candidates: Candidates) -> None:
+        """Add exposure, novelty, popularity lift and diversity of the requests with a positive."""
         assert self._items is not None
-        asked = self._positive(requests).any(1)
-        shown = found.rows[found.mask & asked[:, None]]
+        has_positive = self._positive(requests).any(1)
+        shown = candidates.rows[candidates.mask & has_positive[:, None]]
         if suffix not in self._exposure:
             self._exposure[suffix] = torch.zeros_like(self._items.item_id)
         self._exposure[suffix] += torch.bincount(shown, minlength=self._items.item_id.numel())
         if self._log is not None and self._log.sequences is not None and requests.earlier is not None:
             counts = self._log.user_counts
-            values, counted = mean_novelty(counts[found.rows], found.mask, users=self._log.users)
-            self.add_mean(f"novelty{suffix}", values, counted & asked)
+            values, counted = mean_novelty(counts[candidates.rows], candidates.mask, users=self._log.users)
+            self.add_mean(f"novelty{suffix}", values, counted & has_positive)
             earlier = requests.earlier
-            lists, some = mean_popularity(counts[found.rows], found.mask)
-            own, any_earlier = mean_popularity(counts[earlier.clamp_min(0)], earlier >= 0)
+            list_popularity, any_listed = mean_popularity(counts[candidates.rows], candidates.mask)
+            earlier_popularity, any_earlier = mean_popularity(counts[earlier.clamp_min(0)], earlier >= 0)
             lift = self._lift.setdefault(f"popularity_lift{suffix}", (RequestMean(), RequestMean()))
-            for mean, value in zip(lift, (lists, own), strict=True):
-                mean.to(value.device).update(value, asked & some & any_earlier)
+            for mean, value in zip(lift, (list_popularity, earlier_popularity), strict=True):
+                mean.to(value.device).update(value, has_positive & any_listed & any_earlier)
         for name, (columns, padding) in self._features.items():
-            ids = self._items.features[:, columns][found.rows]
+            ids = self._items.features[:, columns][candidates.rows]
             present = torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding
-            values, counted = intra_list_diversity(ids, present, found.mask)
-            self.add_mean(f"diversity_{name}{suffix}", values, counted & asked)
+            values, counted = intra_list_diversity(ids, present, candidates.mask)
+            self.add_mean(f"diversity_{name}{suffix}", values, counted & has_positive)
 
-    def _of_slice(self, name: str, requests: Requests, found: Candidates | None) -> tuple[Requests, Candidates]:
+    def _of_slice(self, name: str, requests: Requests, candidates: Candidates | None) -> tuple[Requests, Candidates]:
         """Return requests and lists in which items outside the slice have label 0."""
-        empty = Candidates(requests.own, requests.labels, requests.labels, requests.mask)
-        found = empty if found is None else found
+        if candidates is None:
+            candidates = Candidates(requests.own, requests.labels, requests.labels, requests.mask)
         if not name:
-            return requests, found
+            return requests, candidates
         if name in ("new", "warm"):
             assert self._log is not None
-            inside = (self._log.counts == 0) == (name == "new")
-            own, listed = inside[requests.own], inside[found.rows]
+            in_slice = (self._log.counts == 0) == (name == "new")
+            own_in_slice, candidates_in_slice = in_slice[requests.own], in_slice[candidates.rows]
         else:
             earlier = requests.earlier
             length = requests.batch.history_length if earlier is None else (earlier >= 0).sum(1)
-            own = listed = ((length <= self.short) == (name == "short"))[:, None]
+            own_in_slice = candidates_in_slice = ((length <= self.short) == (name == "short"))[:, None]
         return (
-            replace(requests, labels=torch.where(own, requests.labels, 0.0)),
-            replace(found, labels=torch.where(listed, found.labels, 0.0)),
+            replace(requests, labels=torch.where(own_in_slice, requests.labels, 0.0)),
+            replace(candidates, labels=torch.where(candidates_in_slice, candidates.labels, 0.0)),
         )
 
     def _positive(self, requests: Requests) -> Tensor:
@@ -243,13 +244,13 @@ class FinalLists:
             self._exposure = {}
 
     def _catalogue_metrics(self) -> dict[str, float]:
-        found = {}
+        metrics = {}
         for suffix, exposure in self._exposure.items():
             total = sum_over_job(exposure)
-            found[f"coverage{suffix}"] = float(catalogue_coverage(total))
-            found[f"gini{suffix}"] = float(gini(total))
-        return found
+            metrics[f"coverage{suffix}"] = float(catalogue_coverage(total))
+            metrics[f"gini{suffix}"] = float(gini(total))
+        return metrics
 
 
-def _head(found: Candidates, cut: int) -> Candidates:
-    return Candidates(*(part[:, :cut] for part in (found.rows, found.scores, found.labels, found.mask)))
+def _head(lists: Candidates, cut: int) -> Candidates:
+    return Candidates(*(part[:, :cut] for part in (lists.rows, lists.scores, lists.labels, lists.mask)))

@@ -21,11 +21,11 @@ from recsys_topk.tabular.export_tables import ITEMS, ItemTable
 class IndexedCatalogue:
     """An index of an export, as the search of `CorpusEvaluation`.
 
-    The index names candidates; the stage of the checkpoint scores them. What the index does not find is lost.
+    The index names candidates; the stage of the checkpoint scores them. Items that the index does not find are lost.
 
     Args:
-        index: What `recsys-topk index` wrote.
-        export: The export that it was built for; None = the folder whose name is that of the index without ``-index``.
+        index: The index, written by `recsys-topk index`.
+        export: The export that it was built for; None = the folder with the name of the index without ``-index``.
         data: The data module that is evaluated.
     """
 
@@ -57,25 +57,25 @@ class IndexSearch:
 
     @cached_property
     def _rows(self) -> Tensor:
-        """The row in the evaluated catalogue of each item of the export, -1 = it has none."""
+        """The row in the evaluated catalogue of each item of the export; -1 = not in the catalogue."""
         names = self.source.data.item_names(self.items.item_id.cpu().numpy())
-        there = self.source.names.rows(names)
-        made = np.full(len(self.source.names), -1, dtype=np.int64)
-        made[there[there >= 0]] = np.flatnonzero(there >= 0)
-        return torch.from_numpy(made).to(self.items.item_id.device)
+        export_rows = self.source.names.rows(names)
+        rows = np.full(len(self.source.names), -1, dtype=np.int64)
+        rows[export_rows[export_rows >= 0]] = np.flatnonzero(export_rows >= 0)
+        return torch.from_numpy(rows).to(self.items.item_id.device)
 
     def __call__(self, requests: Requests, quota: int) -> Candidates:
-        """Return up to `quota` items of each request; what a request leaves out is searched for and dropped."""
+        """Return up to `quota` items per request. Excluded items are searched for too, and then dropped."""
         vectors = request_vectors(self.towers, requests.batch, self.items)
         absent = int((self._rows < 0).sum())
         number = min(quota + requests.excluded.shape[1] + absent, len(self._rows))
-        found = torch.from_numpy(self.source.index.search(vectors.cpu().numpy(), number)[0]).to(self._rows.device)
-        rows = torch.where(found >= 0, self._rows[found.clamp_min(0)], -1)
+        export_rows = torch.from_numpy(self.source.index.search(vectors.cpu().numpy(), number)[0]).to(self._rows.device)
+        rows = torch.where(export_rows >= 0, self._rows[export_rows.clamp_min(0)], -1)
         mask = (rows >= 0) & ~(rows[:, :, None] == requests.excluded[:, None]).any(-1)
-        # Of what is left, the index's best: later ones were only asked for to fill the quota.
+        # The first `quota` of the remaining items: later ones were searched for only to replace dropped items.
         mask &= mask.cumsum(1) <= quota
-        own = (rows[:, :, None] == requests.own[:, None]) & requests.mask[:, None]
-        labels = torch.where(own, requests.labels[:, None], 0.0).amax(-1)
+        matches = (rows[:, :, None] == requests.own[:, None]) & requests.mask[:, None]
+        labels = torch.where(matches, requests.labels[:, None], 0.0).amax(-1)
         rows = torch.where(mask, rows, 0)
         chosen = Candidates(rows, torch.zeros_like(labels), labels, mask)
         scores = score_candidates(self.towers, requests, self.items, chosen, 512)
@@ -85,7 +85,7 @@ class IndexSearch:
 def export_of(index: str | Path) -> Path:
     """Return the export beside an index whose folder is named after it."""
     path = Path(index)
-    found = path.with_name(path.name.removesuffix("-index"))
-    if found == path or not found.is_dir():
-        raise ValueError(f"which export was {str(index)!r} built for? Give --export DIR")
-    return found
+    export = path.with_name(path.name.removesuffix("-index"))
+    if export == path or not export.is_dir():
+        raise ValueError(f"no export found beside the index {str(index)!r}; set --export DIR")
+    return export

@@ -1,4 +1,4 @@
-"""What rankers without a model reach on the lists that a run is measured on."""
+"""Metrics of rankers without a model, on the lists that a run is measured on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recsys_topk.evaluation.popularity import Popularity
 from recsys_topk.metrics.mean import ListMean
 from recsys_topk.tabular.schema import VARIANT
 
-# At most about so many requests are measured, and counted for popularity.
+# Approximate maximum numbers of requests: measured, and counted for popularity.
 MEASURED, COUNTED = 10_000, 100_000
 
 
@@ -26,8 +26,8 @@ class Baselines:
 
     Attributes:
         metrics: By ranker (``"random"``, ``"popularity"``, and ``"oracle"`` for simulated data), then by metric.
-        requests: Requests that were measured.
-        right: Right items per list, of lists with any: the positives, at most k; 0 = not measured.
+        requests: Number of requests that were measured.
+        right: Mean over lists with a positive of the number of right items, min(k, positives); 0 = not measured.
     """
 
     metrics: dict[str, dict[str, float]]
@@ -49,7 +49,7 @@ def measure_baselines(
         model: The model; only its metrics are used.
         data: The data module, prepared.
         split: ``"val"`` or ``"test"``.
-        batches: Measure at most so many batches; None = no limit but the above.
+        batches: Maximum number of batches; None = only the limit above.
     """
     popularity = Popularity(data, COUNTED) if data.splits["train"] else None
     truth = GroundTruth.of_data(data)
@@ -68,23 +68,25 @@ def measure_baselines(
             scores["popularity"] = popularity.local_counts(items).float()
         if truth is not None:
             scores["oracle"] = torch.from_numpy(truth.true_utility(batch.request_id.numpy(), items.numpy()))
-        for name, own in metrics.items():
-            for metric in own.values():
+        for name, ranker_metrics in metrics.items():
+            for metric in ranker_metrics.values():
                 inputs: Any = scores[name] if metric.stage is not None else [scores[name]] * len(model.cascade.quotas)
                 metric.update(inputs, batch.labels, batch.mask)
         requests += batch.size
         positives = (batch.mask & (batch.labels > model.schema.positive_above)).sum(1).clamp(max=model.k)
         right, lists = right + int(positives.sum()), lists + int((positives > 0).sum())
-    # `compute` would add up the sums of all processes, and only one of them is here.
-    found = {name: {key: float(m.total / m.count) for key, m in own.items()} for name, own in metrics.items()}
-    return Baselines(found, requests, right / max(lists, 1))
+    # Not `compute`: it sums over all processes, and only the calling process is measured.
+    values = {
+        ranker: {name: float(m.total / m.count) for name, m in by_name.items()} for ranker, by_name in metrics.items()
+    }
+    return Baselines(values, requests, right / max(lists, 1))
 
 
 def _metrics(model: CascadeModule, split: Split) -> dict[str, ListMean]:
     """Return new metrics like those of a model, on the CPU."""
-    made: dict[str, ListMean] = {}
+    metrics: dict[str, ListMean] = {}
     for name, metric in dict(model.metrics[split].items()).items():  # type: ignore[operator]
         if metric.higher_is_better is not None:  # selection_mass measures the operator of the loss, not a ranking
-            made[name] = copy.deepcopy(metric).cpu()
-            made[name].reset()
-    return made
+            metrics[name] = copy.deepcopy(metric).cpu()
+            metrics[name].reset()
+    return metrics

@@ -76,15 +76,15 @@ def study_quotas(
 
     A request costs items x c_1 + q_1 x c_2 + q_2 x c_3 + ..., where c_m is the measured time of stage m per item, in
     batches of the evaluation batch size and with torch's number of threads. The time of the first stage includes the
-    selection. A catalogue of several shards is that of each shard.
+    selection. With several shards, each request uses the catalogue of its shard.
 
     Args:
         model: The model.
         data: The data module, prepared.
         split: ``"val"`` or ``"test"``. Quotas are chosen, so ``"val"`` is the default.
-        grid: The quotas to try, by stage. By default the last of several stages has its own quota, and the others that
-            times 1, 2, 4, ..., up to 1,000 or all items, and their own.
-        requests: Measure about so many requests; None = all.
+        grid: The quotas to try, by stage. By default the last of several stages keeps its quota. The others have their
+            quota, and the last quota times 1, 2, 4, ..., up to 1,000 or all items.
+        requests: Approximate number of requests to measure; None = all.
     """
     loader = data.loader(data.splits[split], training=False)
     batches = None if requests is None else -(-requests // loader.batch_size)
@@ -113,7 +113,7 @@ class _Measurement:
         if unknown := next((name for name in grid if name not in self.names), None):
             close = suggest(unknown, self.names)
             raise ValueError(f"no stage {unknown!r}; {close}the stages are {', '.join(self.names)}")
-        self.wanted, self.grid = grid, _grid(self.names, model.cascade.quotas, grid, LARGEST)
+        self.options, self.grid = grid, _grid(self.names, model.cascade.quotas, grid, LARGEST)
         self.recalls: dict[tuple[int, ...], float] = {}
         self.counted = self.requests = 0
         self.seconds, self.pairs = [0.0] * len(self.names), [0] * len(self.names)
@@ -121,7 +121,7 @@ class _Measurement:
     def open(self, items: Catalogue, batch: CascadeBatch) -> None:
         if not self.recalls:
             largest = min(LARGEST, items.item_id.numel())
-            self.grid = _grid(self.names, self.cascade.quotas, self.wanted, largest)
+            self.grid = _grid(self.names, self.cascade.quotas, self.options, largest)
         self.items = items
         self.search = ExactSearch(self.cascade.scorer(self.names[0]), items, items_at_once=self.at_once)
         if self.search.stage.towers is not None:
@@ -130,21 +130,21 @@ class _Measurement:
     def update(self, batch: CascadeBatch, excluded: Tensor | None) -> None:
         requests = requests_of(batch, self.items, excluded)
         started = time.perf_counter()
-        found = self.search(requests, max(self.grid[0]))
+        candidates = self.search(requests, max(self.grid[0]))
         self._time(0, started, batch.size * self.items.item_id.numel())
-        scores, orders = found.scores, []
+        scores, orders = candidates.scores, []
         for place, name in enumerate(self.names[1:], start=1):
             stage: Any = self.cascade.stages[name]
             started = time.perf_counter()
-            own = score_candidates(stage, requests, self.items, found, self.at_once)
-            self._time(place, started, found.rows.numel())
-            scores = self.cascade.add_previous(name, own, scores)
-            orders.append(candidate_order(found.rows, scores, found.labels, found.mask))
-        column, present = _columns(found, requests.own, requests.mask)
+            stage_scores = score_candidates(stage, requests, self.items, candidates, self.at_once)
+            self._time(place, started, candidates.rows.numel())
+            scores = self.cascade.add_previous(name, stage_scores, scores)
+            orders.append(candidate_order(candidates.rows, scores, candidates.labels, candidates.mask))
+        column, present = _columns(candidates, requests.own, requests.mask)
         above = self.model.schema.positive_above
-        for choice, alive in _survivors(found.mask, orders, self.grid):
-            held = present & alive.gather(1, column)
-            recall, _ = recall_of(held, requests.labels, requests.mask, k=self.model.k, positive_above=above)
+        for choice, alive in _survivors(candidates.mask, orders, self.grid):
+            selected = present & alive.gather(1, column)
+            recall, _ = recall_of(selected, requests.labels, requests.mask, k=self.model.k, positive_above=above)
             self.recalls[choice] = self.recalls.get(choice, 0.0) + float(recall.sum())
         self.counted += int((requests.mask & (requests.labels > above)).any(1).sum())
         self.requests += batch.size
@@ -185,32 +185,32 @@ def mark_front(points: Sequence[QuotaPoint]) -> tuple[QuotaPoint, ...]:
         >>> [(point.quotas, point.on_front) for point in mark_front(points)]
         [((10,), True), ((20,), True), ((30,), False)]
     """
-    best, found = float("-inf"), []
-    for point in sorted(points, key=lambda one: (one.cost, -one.recall, one.quotas)):
-        found.append(QuotaPoint(point.quotas, point.recall, point.cost, point.recall > best))
+    best, marked = float("-inf"), []
+    for point in sorted(points, key=lambda p: (p.cost, -p.recall, p.quotas)):
+        marked.append(QuotaPoint(point.quotas, point.recall, point.cost, point.recall > best))
         best = max(best, point.recall)
-    return tuple(found)
+    return tuple(marked)
 
 
 def _grid(
     names: Sequence[str], current: Sequence[int], grid: Mapping[str, Sequence[int]], largest: int
 ) -> list[list[int]]:
-    """Return the quotas to try for each stage, ascending; `largest` limits those that are not given."""
-    found = []
-    for name, own in zip(names, current, strict=True):
+    """Return the quotas to try for each stage, ascending; `largest` limits the default ones."""
+    stage_quotas = []
+    for name, quota in zip(names, current, strict=True):
         doubled = itertools.takewhile(lambda n: n <= largest, (current[-1] << step for step in itertools.count()))
-        chosen = grid.get(name) or ([own] if name == names[-1] != names[0] else [own, *doubled])
+        chosen = grid.get(name) or ([quota] if name == names[-1] != names[0] else [quota, *doubled])
         if min(chosen) < 1:
             raise ValueError(f"a quota must be at least 1, got {min(chosen)} for stage {name!r}")
-        found.append(sorted(set(chosen)))
-    return found
+        stage_quotas.append(sorted(set(chosen)))
+    return stage_quotas
 
 
-def _columns(found: Candidates, own: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _columns(candidates: Candidates, rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the column of each item of the lists among the candidates, (B, N), and whether it is there."""
-    rows, order = torch.where(found.mask, found.rows, -1).sort(1)
-    at = torch.searchsorted(rows, own.contiguous()).clamp_max(rows.shape[1] - 1)
-    return order.gather(1, at), mask & (rows.gather(1, at) == own)
+    ordered, order = torch.where(candidates.mask, candidates.rows, -1).sort(1)
+    position = torch.searchsorted(ordered, rows.contiguous()).clamp_max(ordered.shape[1] - 1)
+    return order.gather(1, position), mask & (ordered.gather(1, position) == rows)
 
 
 def _survivors(

@@ -29,22 +29,22 @@ def random_recall(
         The recall, float64 (B,), and which requests have a positive, boolean (B,).
     """
     positive = requests.mask & (requests.labels > positive_above)
-    wanted = positive.sum(1).clamp_max(k)
+    true_size = positive.sum(1).clamp_max(k)
     ordered = torch.where(positive, requests.labels.double(), -torch.inf).sort(1, descending=True).values
     if not ordered.shape[1]:
-        return torch.zeros_like(wanted, dtype=torch.float64), wanted > 0
-    boundary = ordered.gather(1, (wanted - 1).clamp_min(0)[:, None])
+        return torch.zeros_like(true_size, dtype=torch.float64), true_size > 0
+    boundary = ordered.gather(1, (true_size - 1).clamp_min(0)[:, None])
     above = (positive & (requests.labels > boundary)).sum(1)
-    level = (positive & (requests.labels == boundary)).sum(1)
+    tied = (positive & (requests.labels == boundary)).sum(1)
     n, drawn = items.double(), items.clamp_max(m).double()
     x = torch.arange(ordered.shape[1] + 1, device=items.device, dtype=torch.float64)
-    level_, n_, m_ = level.double()[:, None], n[:, None], drawn[:, None]
-    possible = (x <= level_) & (x <= m_) & (m_ - x <= n_ - level_)
-    log_p = _log_choose(level_, x) + _log_choose(n_ - level_, m_ - x) - _log_choose(n_, m_)
+    tied_, n_, m_ = tied.double()[:, None], n[:, None], drawn[:, None]
+    possible = (x <= tied_) & (x <= m_) & (m_ - x <= n_ - tied_)
+    log_p = _log_choose(tied_, x) + _log_choose(n_ - tied_, m_ - x) - _log_choose(n_, m_)
     probability = torch.where(possible, log_p, -torch.inf).exp()
-    hits = (probability * torch.minimum(x, (wanted - above).double()[:, None])).sum(1)
+    hits = (probability * torch.minimum(x, (true_size - above).double()[:, None])).sum(1)
     expected = above * drawn / n.clamp_min(1) + hits
-    return torch.where(wanted > 0, expected / wanted.clamp_min(1), 0.0), wanted > 0
+    return torch.where(true_size > 0, expected / true_size.clamp_min(1), 0.0), true_size > 0
 
 
 def random_ndcg(gains: Tensor, items: Tensor, k: int) -> Tensor:

@@ -32,9 +32,9 @@ class Requests:
         labels: (B, N), labels of these items; 0 where masked.
         mask: Boolean (B, N), True = an item of the list. An item occurs once, with its largest label.
         excluded: (B, E) int64, distinct rows that are not candidates, without items of the list; -1 = padding.
-        own_excluded: Boolean (B, N), items of the list that were to be excluded. They remain candidates.
+        own_excluded: Boolean (B, N), items of the list that are also excluded. They remain candidates.
         earlier: (B, H) int64, rows of the user's earlier items, oldest first, followed by -1 (`Shard.earlier`); None =
-            they are not known.
+            not known.
     """
 
     batch: CascadeBatch
@@ -93,29 +93,29 @@ def requests_of(
         excluded: (B, E) int64, `Shard.excluded` of the requests.
         earlier: (B, H) int64, `Shard.earlier` of the requests.
     """
-    wanted = batch.item_id % VARIANT
-    rows = torch.searchsorted(items.item_id, wanted).clamp_max(items.item_id.numel() - 1)
-    missing = (items.item_id[rows] != wanted)[batch.candidates] & batch.mask
+    item_id = batch.item_id % VARIANT
+    rows = torch.searchsorted(items.item_id, item_id).clamp_max(items.item_id.numel() - 1)
+    missing = (items.item_id[rows] != item_id)[batch.candidates] & batch.mask
     if bool(missing.any()):
         raise ValueError(
             f"{int(missing.sum())} items of the lists are not in the evaluated catalogue of {items.item_id.numel()} "
-            f"items, e.g. item {int(wanted[batch.candidates[missing]][0])}; `Shard.catalogue` must contain every item "
+            f"items, e.g. item {int(item_id[batch.candidates[missing]][0])}; `Shard.catalogue` must contain every item "
             f"of the shard's lists"
         )
-    own = torch.where(batch.mask, rows[batch.candidates], -1)
+    list_rows = torch.where(batch.mask, rows[batch.candidates], -1)
     # Two variants of an item in a list are one item of the catalogue; it gets the larger label.
     order = batch.labels.argsort(dim=1, descending=True, stable=True)
-    order = order.gather(1, own.gather(1, order).argsort(dim=1, stable=True))
-    own, labels = own.gather(1, order), batch.labels.gather(1, order)
-    mask = _first_of_equals(own) & (own >= 0)
+    order = order.gather(1, list_rows.gather(1, order).argsort(dim=1, stable=True))
+    list_rows, labels = list_rows.gather(1, order), batch.labels.gather(1, order)
+    mask = _first_of_equals(list_rows) & (list_rows >= 0)
     if excluded is None:
-        excluded = own.new_empty((own.shape[0], 0))
+        excluded = list_rows.new_empty((list_rows.shape[0], 0))
     excluded = excluded.sort(1).values
     excluded = torch.where(_first_of_equals(excluded), excluded, -1)
-    own_excluded = mask & contains(excluded, own)
-    excluded = torch.where(contains(torch.where(mask, own, -1), excluded), -1, excluded)
-    own, labels = torch.where(mask, own, 0), torch.where(mask, labels, 0.0)
-    return Requests(batch, own, labels, mask, excluded, own_excluded, earlier)
+    own_excluded = mask & contains(excluded, list_rows)
+    excluded = torch.where(contains(torch.where(mask, list_rows, -1), excluded), -1, excluded)
+    list_rows, labels = torch.where(mask, list_rows, 0), torch.where(mask, labels, 0.0)
+    return Requests(batch, list_rows, labels, mask, excluded, own_excluded, earlier)
 
 
 class ExactSearch:
@@ -159,17 +159,17 @@ class ExactSearch:
         return lambda start, stop: users @ vectors[start:stop].T, max(1, PAIRS_AT_ONCE // max(1, batch.size))
 
     def vectors(self, batch: CascadeBatch) -> Tensor:
-        """Return the vectors of all items, (C, D), computed once; `batch`: any requests, for the towers' input."""
+        """Return the vectors of all items, (C, D), computed once. The towers need any request as input: `batch`."""
         towers = self.stage.towers
         if towers is None:
             raise ValueError("the stage has no towers, so items have no vectors; use a stage such as two_tower")
         if self._vectors is None:
-            one = _first_request(batch)
+            request = _first_request(batch)
             parts = []
             for start in range(0, self.items.item_id.numel(), ENCODED_AT_ONCE):
                 stop = min(start + ENCODED_AT_ONCE, self.items.item_id.numel())
                 rows = torch.arange(start, stop, device=self.items.item_id.device)
-                parts.append(towers.encode(with_items(one, self.items, rows, rows[None] - start))[1])
+                parts.append(towers.encode(with_items(request, self.items, rows, rows[None] - start))[1])
             self._vectors = torch.cat(parts)
         return self._vectors
 
@@ -195,16 +195,16 @@ def best_scored(
     number = min(number, size)
     best = requests.own.new_full((requests.own.shape[0], number), _LOWEST)
     own_scores = torch.zeros_like(requests.own, dtype=torch.float32)
-    taken = torch.cat([torch.where(requests.mask, requests.own, -1), requests.excluded], 1)
+    removed = torch.cat([torch.where(requests.mask, requests.own, -1), requests.excluded], 1)
     for start in range(0, size, step):
         stop = min(start + step, size)
         scores = score(start, stop).float()
         column = requests.own - start
         inside = requests.mask & (column >= 0) & (column < stop - start)
-        found = scores.gather(1, column.clamp(0, stop - start - 1))
-        own_scores = torch.where(inside, found, own_scores)
+        chunk_scores = scores.gather(1, column.clamp(0, stop - start - 1))
+        own_scores = torch.where(inside, chunk_scores, own_scores)
         keys = torch.nn.functional.pad(_keys(scores, start), (0, 1))  # the last column is for rows of other chunks
-        column = torch.where((taken >= start) & (taken < stop), taken - start, stop - start)
+        column = torch.where((removed >= start) & (removed < stop), removed - start, stop - start)
         keys.scatter_(1, column, _LOWEST)
         keys[:, -1] = _LOWEST
         best = torch.cat([best, keys], 1).topk(number, 1).values
@@ -263,8 +263,8 @@ def contains(sets: Tensor, rows: Tensor) -> Tensor:
     if not sets.shape[1]:
         return torch.zeros_like(rows, dtype=torch.bool)
     ordered = sets.sort(1).values
-    at = torch.searchsorted(ordered, rows.contiguous()).clamp_max(sets.shape[1] - 1)
-    return (ordered.gather(1, at) == rows) & (rows >= 0)
+    position = torch.searchsorted(ordered, rows.contiguous()).clamp_max(sets.shape[1] - 1)
+    return (ordered.gather(1, position) == rows) & (rows >= 0)
 
 
 def _first_of_equals(ordered: Tensor) -> Tensor:
@@ -276,9 +276,9 @@ def _first_of_equals(ordered: Tensor) -> Tensor:
 
 
 def _first_request(batch: CascadeBatch) -> CascadeBatch:
-    one = {name: getattr(batch, name)[:1] for name in ("request_id", "request", "history", "history_length")}
+    features = {name: getattr(batch, name)[:1] for name in ("request_id", "request", "history", "history_length")}
     values = {name: getattr(batch, name)[:1] for name in ("request_values", "history_values")}
-    return batch.replace(**one, **values)
+    return batch.replace(**features, **values)
 
 
 def _keys(scores: Tensor, first_row: int) -> Tensor:

@@ -39,11 +39,12 @@ class TrainingLog:
             items: The catalogue.
             counts: How often each of its items is a positive in the training data.
         """
-        parts = [data.shard(name).sequences() for name in data.splits["train"]]
-        found = [part for part in parts if part is not None]
-        if len(found) != 1 or len(parts) != 1:  # users of several shards cannot be told apart by their numbers
+        shards = data.splits["train"]
+        # The numbers of users of several shards cannot be compared.
+        sequences = data.shard(shards[0]).sequences() if len(shards) == 1 else None
+        if sequences is None:
             return cls(counts)
-        user, item_id = np.unique(found[0][0], return_inverse=True)[1], found[0][1]
+        user, item_id = np.unique(sequences[0], return_inverse=True)[1], sequences[1]
         ids = items.item_id.cpu().numpy()
         row = np.searchsorted(ids, item_id).clip(max=len(ids) - 1)
         known = ids[row] == item_id

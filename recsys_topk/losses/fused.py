@@ -1,4 +1,4 @@
-"""The fused operation that computes a loss or the joint objective of a cascade, if there is one.
+"""The fused operation that computes a loss, if there is one.
 
 A fused operation computes a whole batch in one pass, with masks, skipped lists and gradients (`recsys_topk.ops`). It
 computes a *law*: a membership and its cross-entropy. Operators and losses that have one say so with a method `law`.
@@ -6,13 +6,11 @@ computes a *law*: a membership and its cross-entropy. Operators and losses that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recsys_topk.ops.losses.joint_terms import JointTask, joint_terms
 from recsys_topk.ops.losses.topk_loss import topk_loss
 from recsys_topk.ops.selection.membership import Law
 
@@ -69,35 +67,3 @@ def fused_losses(
     arguments = (scores, labels, mask, wanted, loss.positive_above, law, mean)
     kernel = topk_loss.implementation_for(*arguments)
     return None if kernel is None else kernel.function(*arguments)
-
-
-def fused_joint_terms(
-    loss: RankingLoss,
-    scores: Sequence[Tensor],
-    labels: Tensor,
-    mask: Tensor | None,
-    k: int,
-    quotas: tuple[int, ...] | None,
-    item_weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor] | None:
-    """Return the terms of the stages, (M,), and the term of surviving all stages, from a fused operation.
-
-    Args:
-        loss: The loss of the stages.
-        scores: One (B, N) tensor per stage.
-        labels: (B, N).
-        mask: Boolean (B, N); None = all items are real.
-        k: Number of items wanted, unless the loss sets its own k.
-        quotas: Number of items that each stage keeps; None = k.
-        item_weights: (B, N); None = 1.
-
-    Returns:
-        None if no fused operation supports the loss or the arguments.
-    """
-    law = law_of(loss)
-    if law is None or labels.shape[1] < 2:
-        return None
-    wanted = None if loss.k == "positives" else loss.k if isinstance(loss.k, int) else k
-    task = JointTask(labels, mask, wanted, quotas, loss.positive_above, law, item_weights)
-    kernel = joint_terms.implementation_for(scores, task)
-    return None if kernel is None else kernel.function(scores, task)

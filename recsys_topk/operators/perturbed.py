@@ -141,11 +141,7 @@ def _start(filled: Tensor, seed: Tensor) -> tuple[torch.Generator, Tensor | None
     return generator, None if full else (valid.cumsum(1) - 1).clamp_min(0), width
 
 
-def _fake_mean(filled: Tensor, k: Tensor, seed: Tensor, samples: int, tau: float) -> Tensor:
-    return torch.empty_like(filled)
-
-
-@operation(fake=_fake_mean)
+@operation(fake=lambda filled, *_: torch.empty_like(filled))
 def perturbed_mean(filled: Tensor, k: Tensor, seed: Tensor, samples: int, tau: float) -> Tensor:
     """Return the mean of the memberships under noise, (B, N); `filled` is -inf where masked."""
     generator, places, width = _start(filled, seed)
@@ -155,11 +151,7 @@ def perturbed_mean(filled: Tensor, k: Tensor, seed: Tensor, samples: int, tau: f
     return total / samples
 
 
-def _fake_gradient(filled: Tensor, k: Tensor, seed: Tensor, grad: Tensor, samples: int, tau: float) -> Tensor:
-    return torch.empty_like(filled)
-
-
-@operation(fake=_fake_gradient)
+@operation(fake=lambda filled, *_: torch.empty_like(filled))
 def perturbed_gradient(filled: Tensor, k: Tensor, seed: Tensor, grad: Tensor, samples: int, tau: float) -> Tensor:
     """Return mean_s z_s <grad, y_s> / tau, (B, N), over the same noise as `perturbed_mean`.
 

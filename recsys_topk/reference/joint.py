@@ -66,12 +66,14 @@ class PublishedJoint(JointObjective):
         return values
 
     def compute(
-        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
-    ) -> ObjectiveOutput:
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int,
+        weights: Tensor | None = None,
+    ) -> ObjectiveOutput:  # fmt: skip
         """See `CascadeObjective.compute`."""
         operator = self.loss.operator
-        if not isinstance(operator, (NeuralSort, SoftSort)):
-            return super().compute(scores, labels, full_mask(labels), groups, quotas, k)
+        if weights is not None or not isinstance(operator, (NeuralSort, SoftSort)):
+            real = full_mask(labels) if weights is None else mask
+            return super().compute(scores, labels, real, groups, quotas, k, weights)
         wanted = self.loss.k if isinstance(self.loss.k, int) else k
         terms, joint = lcron_terms(operator, scores, labels, mask, wanted, self.eps)
         return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)

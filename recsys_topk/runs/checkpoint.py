@@ -35,9 +35,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             f"{str(path)!r} cannot be read: it is damaged, or no checkpoint ({type(error).__name__}); "
             f"{_another(Path(path))}"
         ) from error
-    if not isinstance(content, dict) or "stages" not in (content.get("hyper_parameters") or {}):
+    names = {"model": "hyper_parameters", "data": "datamodule_hyper_parameters", "weights": "state_dict"}
+    parts = {part: content.get(name) or {} for part, name in names.items()} if isinstance(content, dict) else {}
+    if "stages" not in parts.get("model", ()) or not all(isinstance(part, Mapping) for part in parts.values()):
         raise ValueError(f"{str(path)!r} was not written by `recsys-topk fit`: it describes no cascade")
-    parts = {"model": content["hyper_parameters"], "data": content.get("datamodule_hyper_parameters") or {}}
+    del parts["weights"]
     inspect_config(parts, f"checkpoint {str(path)!r}", recall(path))
     return content
 
@@ -159,3 +161,17 @@ def _short(spec: Mapping[str, Any]) -> str:
     given = {name: value for name, value in spec["init_args"].items() if name not in left_out and value is not None}
     arguments = ", ".join(f"{name}={value}" for name, value in given.items())
     return f"{str(spec['class_path']).rpartition('.')[2]}({arguments})"
+
+
+@contextmanager
+def weights_fit() -> Iterator[None]:
+    """Raise one line if the weights of a checkpoint do not fit the model."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "loading state_dict" not in str(error):
+            raise
+        first = " ".join(str(error).split("\n\t")[1:2])
+        raise ValueError(
+            f"the checkpoint's weights do not fit this model; give the options it was trained with. {first}"
+        ) from error

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recsys_topk.runs.checkpoint import check_schema, hiding_content, read_checkpoint
+from recsys_topk.runs.checkpoint import check_schema, hiding_content, read_checkpoint, weights_fit
 from recsys_topk.trust.own_runs import recall
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def open_checkpoint(
         data = restore(saved, trust=trusted, **({} if root is None else {"root": root}), **(changes or {}))
         data.prepare_data()
         check_schema(checkpoint, content, data.schema)
-    model = CascadeModule.load_from_checkpoint(checkpoint, map_location="cpu", trust=trusted)
+    with weights_fit():
+        model = CascadeModule.load_from_checkpoint(checkpoint, map_location="cpu", trust=trusted)
     return model, data, {"epoch": content.get("epoch"), "step": content.get("global_step")}
 
 

@@ -14,7 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from recsys_topk.runs.checkpoint import config_from_checkpoint, describe_checkpoint, hiding_content, read_checkpoint
+from recsys_topk.runs.checkpoint import (
+    config_from_checkpoint,
+    describe_checkpoint,
+    hiding_content,
+    read_checkpoint,
+    weights_fit,
+)
 from recsys_topk.runs.config import as_list, as_options, flatten_config, resolve, typed_options
 from recsys_topk.runs.directory import RunDirectory, Status, first_process
 from recsys_topk.runs.resume import LONGER, Resumption, check_changes, plan_resumption
@@ -172,7 +178,7 @@ class TrainingRun:
             for logger in wandb_loggers(self.trainer.loggers):
                 self.directory.record(**run_facts(logger))
             report_start(self, "fit")
-            with _weights_fit(), watch_processes(self):
+            with weights_fit(), watch_processes(self):
                 self.trainer.fit(self.model, datamodule=self.data, **parts.checkpoint_options)
             status = "finished"
         except (TrainingStoppedError, SystemExit) as stop:
@@ -227,7 +233,7 @@ class TrainingRun:
         try:
             if separate:
                 report_start(self, command)
-            with _weights_fit(), self._whole_catalogue(corpus):
+            with weights_fit(), self._whole_catalogue(corpus):
                 getattr(self.trainer, command)(self.model, datamodule=self.data, **loading, **quietly)
         except SystemExit:
             raise (KeyboardInterrupt if self.trainer.interrupted else SystemExit(1)) from None
@@ -322,17 +328,3 @@ class TrainingRun:
 
 def _print_line(text: str) -> None:
     sys.stdout.write(f"{text}\n")
-
-
-@contextmanager
-def _weights_fit() -> Iterator[None]:
-    """Raise one line if the weights of a checkpoint do not fit the model."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "loading state_dict" not in str(error):
-            raise
-        first = " ".join(str(error).split("\n\t")[1:2])
-        raise ValueError(
-            f"the checkpoint's weights do not fit this model; give the options it was trained with. {first}"
-        ) from error

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 LARGEST = 3
 FEW_STEPS = 200
+FEW_REQUESTS = 400
 
 
 def table_rows(model: Any) -> list[dict[str, object]]:
@@ -80,7 +81,9 @@ def report_end(run: TrainingRun, command: Command) -> None:
     if best is not None:
         value = float(best.best_model_score)
         run.log_line(f"best {best.monitor} {value:.4f} (best.ckpt){early_stop(run)}")
-        for line in advice(run.trainer.global_step, value, popularity):
+        whole = best.monitor is not None and best.monitor.endswith("/corpus")
+        requests = run.data.loader(run.data.splits["val"], training=False).requests if whole else None
+        for line in advice(run.trainer.global_step, value, popularity, requests):
             run.log_line(line)
     log_end(run, command, shown)
     if command == run.parts().command:
@@ -100,13 +103,14 @@ def early_stop(run: TrainingRun) -> str:
     return ""
 
 
-def advice(steps: int, value: float, popularity: float | None) -> list[str]:
-    """Return what to try if a run was too short, or is not better than the popularity of the items.
+def advice(steps: int, value: float, popularity: float | None, requests: int | None = None) -> list[str]:
+    """Return what to try if a run was too short, is not better than popularity, or is measured on few requests.
 
     Args:
         steps: Number of training steps.
         value: The best value of the monitored metric.
         popularity: The value of a ranking by popularity; None = not known.
+        requests: The number of validation requests over which `value`, a share, is a mean; None = enough.
 
     Example:
         >>> advice(1000, 0.3, 0.1)
@@ -121,7 +125,14 @@ def advice(steps: int, value: float, popularity: float | None) -> list[str]:
     if popularity is not None and value <= popularity:
         lines.append(
             f"note: the result is not better than ranking by popularity ({popularity:.4f}); try more steps, another "
-            f"learning rate (--model.lr), or for users' interactions --config interactions"
+            f"learning rate (--model.lr), or for users' interactions --config interactions; simple recommenders may be "
+            f"better on few data: recsys-topk test --corpus --baselines popularity,transitions,itemknn,als,ease"
+        )
+    if requests is not None and requests < FEW_REQUESTS:
+        error = math.sqrt(max(value * (1 - value), 0.0) / max(requests, 1))
+        lines.append(
+            f"note: only {requests} validation requests: the result has a standard error of about {error:.3f}, so "
+            f"smaller differences between epochs, options or models say nothing"
         )
     return lines
 

@@ -5,7 +5,8 @@ Prepared data are Arrow streams, which Hugging Face `datasets` opens too. Tables
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,23 +85,24 @@ def write_ids(path: Path, ids: Sequence[Any]) -> None:
 
 
 def write_stream(path: Path, table: pa.Table) -> None:
-    """Write a table as an Arrow stream, to be read with `read_streams`."""
+    """Write a table as an Arrow stream."""
     with pa.ipc.new_stream(str(path), table.schema) as writer:
         writer.write_table(table)
-
-
-def read_streams(paths: Iterable[Path]) -> Iterator[Any]:
-    """Yield the record batches of memory-mapped Arrow streams, one file after the other. Missing files are skipped."""
-    for path in paths:
-        if path.is_file():
-            with pa.memory_map(str(path)) as source:
-                yield from pa.ipc.open_stream(source)
 
 
 def write_file(path: Path, table: pa.Table) -> None:
     """Write a table as an Arrow file, to be read with `read_file`."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=max(table.num_rows, 1))
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Raise an error that names the file, if its content is not that of a written table."""
+    try:
+        yield
+    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({type(error).__name__}: {error}); copy or write it again") from error
 
 
 def read_file(path: Path) -> pa.Table:

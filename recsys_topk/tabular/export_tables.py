@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from recsys_topk.tabular.arrow import columns_of, facts_of, read_file, table_of, write_file
+from recsys_topk.tabular.arrow import columns_of, facts_of, naming, read_file, table_of, write_file
 from recsys_topk.types import Array
 
 ITEMS: Final = "items.arrow"
@@ -107,8 +107,9 @@ class ItemTable:
     @classmethod
     def read(cls, path: Path) -> ItemTable:
         """Memory-map a file of `write`. Only names that are strings are copied."""
-        columns = columns_of(read_file(path))
-        return cls(source_names(columns["name"]), columns["ids"], columns["values"], columns["count"])
+        with naming(path):
+            columns = columns_of(read_file(path))
+            return cls(source_names(columns["name"]), columns["ids"], columns["values"], columns["count"])
 
     @cached_property
     def index(self) -> Names:
@@ -156,12 +157,13 @@ class UserTable:
     @classmethod
     def read(cls, path: Path) -> UserTable:
         """Memory-map a file of `write`."""
-        table = read_file(path)
-        columns, views = columns_of(table), facts_of(table)["views"]
-        number = len(columns["name"])
-        for field in ("history", "history_values"):
-            columns[field] = columns[field].reshape(number, views, -1) if views else columns[field][:, None][:, :0]
-        return cls(names=source_names(columns.pop("name")), **columns)
+        with naming(path):
+            table = read_file(path)
+            columns, views = columns_of(table), facts_of(table)["views"]
+            number = len(columns["name"])
+            for field in ("history", "history_values"):
+                columns[field] = columns[field].reshape(number, views, -1) if views else columns[field][:, None][:, :0]
+            return cls(names=source_names(columns.pop("name")), **columns)
 
     @cached_property
     def index(self) -> Names:

@@ -53,9 +53,9 @@ def check_name(path: str, *, where: str, trust: Iterable[str] = ()) -> None:
         )
 
 
-def names_for_parser(trust: Iterable[str] = ()) -> list[str]:
+def names_for_parser() -> list[str]:
     """Return the allowed modules and class paths, including the paths at which the classes are defined."""
-    names = {*OWN, *_registered, *_plugin_modules(), *trusted(), *trust}
+    names = {*OWN, *_registered, *_plugin_modules(), *trusted()}
     # A parser uses the shortest path of a class. Classes that are not imported yet cannot be meant.
     names |= {f"{PACKAGE}.{name}" for name in _loaded().intersection(dir(sys.modules[PACKAGE]))}
     for home, classes in HARMLESS.items():

@@ -41,7 +41,7 @@ def inspect_names(value: Any, source: str, trust: Collection[str] = (), expand: 
         ...
         recsys_topk.trust.source.UntrustedError: my.yaml (trainer.callbacks) names 'timeit.Timer', which is not ...
     """
-    count = 0
+    count, given = 0, source
 
     def walk(part: Any, keys: tuple[str, ...], source: str, expand: Expand | None) -> None:
         nonlocal count
@@ -65,9 +65,10 @@ def inspect_names(value: Any, source: str, trust: Collection[str] = (), expand: 
             for inner in part:
                 walk(inner, (*keys, ""), source, expand)
         elif isinstance(part, str) and _ADDRESS.search(part):
+            quoted = f"the address {part[:80]!r}" if source == given else "an address"  # not of a file that it names
             raise UntrustedError(
-                f"{where} contains the address {part[:80]!r}, but a file may contain local paths only; remove it from "
-                f"the file, and pass it on the command line if you need it"
+                f"{where} contains {quoted}, but a file may contain local paths only; remove it from the file, and "
+                f"pass it on the command line if you need it"
             )
         elif isinstance(part, str) and (key not in TEXT_KEYS or "metrics" in keys):  # a metric's `name` may be a path
             expanded = expand(part, source) if expand is not None else None

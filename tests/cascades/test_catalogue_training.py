@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from recsys_topk.cascades.catalogue_training import (
 )
 from recsys_topk.cascades.count_sequences import count_sequences
 from recsys_topk.cascades.likeness import Likeness
+from recsys_topk.cascades.popularity_shift import popularity_shift
 from recsys_topk.cascades.singular_vectors import unit_vectors
 from recsys_topk.cascades.successors import Successors
 from recsys_topk.datamodules import InteractionsDataModule
@@ -242,6 +244,84 @@ def test_the_popularity_term_counts_items_of_users_that_are_not_held_out(data: I
     )
     pairs = sum(max(0, n - gap) / gap for n in np.bincount(user) for gap in range(1, 6))
     assert float(cascade.cascade.stages["ranking"].successors.counts.sum()) == pytest.approx(pairs, rel=1e-4)
+
+
+def test_the_shift_of_popularity_is_added_outside_of_training_if_the_split_is_by_time(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    time = np.arange(3000)
+    item = draw.integers(0, 10, 3000) + time // 100  # what is popular changes
+    user = draw.integers(0, 60, 3000)
+    table = pa.table({"user": user, "item": item, "time": time})
+    options: dict[str, object] = {"every_position": True, "negative_source": "catalogue", "cache_dir": str(tmp_path)}
+    stages = [{**STAGES[0], "options": {"hidden": [], "popularity": True}}]
+    for split in ("time", "leave_last"):
+        data = InteractionsDataModule(interactions=table, repeats=True, split=split, **options)  # type: ignore[arg-type]
+        cascade = CascadeModule(data.schema, stages, loss="softmax", dim=4, k=5).cascade  # type: ignore[arg-type]
+        count_sequences(cascade, data)
+        stage = cascade.stages["retrieval"]
+        with torch.no_grad():
+            stage.popularity_scale.fill_(0.5)
+        shift = popularity_shift(user[:2400], item[:2400], time[:2400], len(stage.shift))
+        batch = data.shard("val").batch(np.arange(5))
+        training = stage.train().towers.encode(batch)
+        differences = (
+            stage.eval().towers.encode(batch)[0][0] @ stage.towers.encode(batch)[1].T - training[0][0] @ training[1].T
+        )
+        ids = batch.items[:, stage.item_column]
+        if split == "time":
+            assert stage.shift.std() > 0.5
+            assert np.corrcoef(shift, np.arange(len(shift)))[0, 1] > 0.5
+        expected = stage.shift[ids] if split == "time" else torch.zeros(len(ids))
+        torch.testing.assert_close(differences, expected, atol=1e-4, rtol=1e-4)
+        whole = data.add_negatives(next(iter(data.train_dataloader())))
+        encoded = stage.train().towers.encode(whole)[1]
+        assert stage.eval().towers.encode(whole)[1].equal(encoded)  # later stages train without it
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+def test_a_shift_of_popularity_equals_a_loop_in_which_each_user_counts_the_same(heavy: bool) -> None:
+    draw = np.random.default_rng(1)
+    item = np.r_[draw.integers(0, 20, 900), draw.integers(0, 30, 100)]
+    time = np.sort(draw.permutation(5000)[:1000])
+    user = np.where((item >= 20) & heavy, 99, np.arange(1000) % 50)  # new items of one user, or of many
+
+    def shifts(number: int) -> list[np.ndarray]:
+        share = np.bincount(item[:number], minlength=30) + 0.5
+        share /= share.sum()
+        made = []
+        for half_life in [2.0**-n for n in range(1, 9)]:
+            span = time[number - 1] - time[0]
+            weight = [2.0 ** ((one - time[number - 1]) / (half_life * span)) for one in time[:number]]
+            recent = np.bincount(item[:number], weight, 30)
+            made += [np.log((recent + s * share) / (sum(weight) + s) / share) for s in (10, 100, 1000, 10000)]
+        return made
+
+    users = set(user[900:].tolist())
+    gains = [np.mean([one[item[900:][user[900:] == who]].mean() for who in users]) for one in shifts(900)]
+    expected = shifts(1000)[int(np.argmax(gains))] if max(gains) > 0 else np.zeros(30)
+    order = draw.permutation(1000)
+    found = popularity_shift(user[order], item[order], time[order], 30)
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+def test_items_that_were_had_before_get_a_term_if_they_may_be_repeated(data: InteractionsDataModule) -> None:
+    cascade = CascadeModule(data.schema, [STAGES[0], {**STAGES[1], "options": {}}], loss="softmax", dim=4, k=5).cascade  # type: ignore[arg-type]
+    stage = cascade.stages["ranking"]
+    count_sequences(cascade, data)
+    batch = data.shard("val").batch(np.arange(6))
+    own = batch.items[batch.candidates[:, 0], stage.item_column]
+    assert not stage.shares(batch).any()
+    batch.history[:, 0, stage.view_column] = own
+    batch.history[:, -1, stage.view_column] = own
+    number = 1 + (batch.history_length == batch.history.shape[1])
+    assert stage.shares(batch)[:, 0].tolist() == pytest.approx((number / batch.history_length).tolist())
+    before = stage(batch)[:, 0]
+    with torch.no_grad():
+        stage.repeated.fill_(2.0)
+    share = 1000 * number / batch.history_length
+    torch.testing.assert_close(stage(batch)[:, 0] - before, 1.5 * share.log1p())
+    stage.likeness.users[own] = 0
+    assert not stage.shares(batch)[:, 0].any()
 
 
 def test_singular_vectors_equal_those_of_a_dense_decomposition() -> None:

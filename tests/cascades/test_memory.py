@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.tables import table_weights
 from recsys_topk.checks import machine_memory
 from recsys_topk.datamodules import RecFlowDataModule
+from recsys_topk.datamodules.simulator.simulation import WorldConfig, simulate
 from recsys_topk.runs import preflight
 from recsys_topk.tabular.schema import Feature, Schema, Table
 from tests.cascades.batches import random_batch, recflow_like_schema
@@ -159,3 +161,34 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_allocated(
 def test_batches_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"a batch with 1,000,000,000 eval_negatives needs .* GB, but the machine has"):
         RecFlowDataModule(eval_negatives=10**9, batch_size=1000)
+
+
+def test_workers_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"100,000 num_workers needs .* GB, .*; use a smaller --data.num_workers"):
+        RecFlowDataModule(num_workers=100_000)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"users": 10**10}, "users"), ({"items": 10**10}, "items"), ({"requests": 10**11}, "requests"),
+        ({"dim": 10**10}, "retrieved"), ({"retrieved": 10**10, "searched": 10**10}, "retrieved"),
+        ({"searched": 10**12, "items": 10**8, "retrieval_noise": 0.3}, "searched"),
+    ],
+)  # fmt: skip
+def test_worlds_that_do_not_fit_are_refused(changed: dict[str, Any], name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"the simulated world needs .* use a smaller --data.world.{name}, now"):
+        simulate(tmp_path / "world", WorldConfig(**changed))
+    assert not (tmp_path / "world").exists()
+
+
+def test_histories_that_do_not_fit_are_refused(tiny_world: Path) -> None:
+    data = RecFlowDataModule(tiny_world, history_length=10**12, cache_dir=tiny_world.parent)
+    data.prepare_data()
+    with pytest.raises(ValueError, match=r"histories of 1,000,000,000,000 views needs .* --data.history_length"):
+        data.loader(data.splits["test"], training=False)
+
+
+@pytest.fixture
+def tiny_world(tmp_path: Path) -> Path:
+    return simulate(tmp_path / "world", WorldConfig(users=20, items=200, days=3, requests=30))

@@ -150,6 +150,19 @@ def test_invalid_stages_raise() -> None:
         StageConfig("din", "ranking", 0)
 
 
+@pytest.mark.parametrize("name", ["", "a.b", "../a", "a\\b", "a\x1b[2Jb", "a\nb"])
+def test_stage_name_that_is_no_folder_and_no_key_raises(name: str) -> None:
+    with pytest.raises(ValueError, match="a stage name must be printable text without"):
+        StageConfig("two_tower", name, 10)
+    assert StageConfig("two_tower", "Vorauswahl für Gäste-1", 10).name == "Vorauswahl für Gäste-1"
+
+
+@pytest.mark.parametrize("std", [float("nan"), -1.0, float("inf")])
+def test_spread_of_tables_that_is_no_finite_number_raises(std: float) -> None:
+    with pytest.raises(ValueError, match="init_std must be a finite number >= 0"):
+        Cascade(recflow_like_schema(), [StageConfig("two_tower", "a", 10)], init_std=std)
+
+
 def test_shared_embeddings_are_one_set_of_parameters() -> None:
     stages = [StageConfig("two_tower", "retrieval", 5), StageConfig("din", "ranking", 3)]
     apart = sum(p.numel() for p in Cascade(SCHEMA, stages).parameters())

@@ -128,6 +128,22 @@ def test_resume_gives_the_remaining_batches(day_cache: DayCache, taken: int, wor
     assert len(resumed) == 10
 
 
+@pytest.mark.parametrize("taken", [0, 7, 10, 19])
+def test_passes_read_all_requests_again_in_another_order_and_resume(day_cache: DayCache, taken: int) -> None:
+    loader, once = make(day_cache), make(day_cache)
+    loader.passes = 2
+    epochs = [ids(loader), ids(loader)]
+    assert epochs[0] + epochs[1] == [batch for _ in range(4) for batch in ids(once)]
+    assert len(loader) == len(epochs[0]) == 20
+    interrupted, resumed = make(day_cache), make(day_cache)
+    interrupted.passes = resumed.passes = 2
+    batches = iter(interrupted)
+    for _ in range(taken):
+        next(batches)
+    resumed.load_state_dict(interrupted.state_dict())
+    assert ids(resumed) == epochs[0][taken:]
+
+
 def test_state_at_the_end_of_an_epoch_resumes_with_the_next(day_cache: DayCache) -> None:
     loader = make(day_cache)
     ids(loader)

@@ -49,6 +49,23 @@ def test_positions_are_the_requests_of_a_window_of_one(cache: str) -> None:
         assert torch.equal(found.history[row, :ours], expected.history[row, theirs - ours : theirs])
 
 
+def test_with_repeats_only_tied_items_are_excluded(cache: str) -> None:
+    shard = data(cache, every_position=True, repeats=True).shard("train")
+    log = clicks().to_pandas()
+    tied = log.groupby(["user", "time"]).item.agg(lambda items: set(items) if len(set(items)) > 1 else set())
+    excluded, places = shard.excluded(np.arange(len(shard))), shard.catalogue().item_id.tolist()
+    batch = shard.batch(np.arange(len(shard)))
+    assert excluded is not None
+    for request, row in enumerate(batch.history_row.tolist()):
+        user = int(shard.prepared.user_ids[shard._requests["user"][batch.request_id[request]]])
+        mine, found = tied[user], {places[i] for i in excluded[row].tolist() if i >= 0}
+        positive = int(batch.item_id[batch.candidates[request, 0]])
+        for together in mine:
+            if positive in together and log[(log.user == user) & (log.item == positive)].shape[0] == 1:
+                assert together & set(places) <= found
+        assert found <= set().union(*mine)
+
+
 def test_shared_negatives_are_the_same_items_without_those_of_the_user(cache: str) -> None:
     module = data(cache, every_position=True, negative_source="shared", train_negatives=15, logq_correction=True)
     loader = next(iter(module.train_dataloader()))

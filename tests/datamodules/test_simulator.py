@@ -64,6 +64,8 @@ def test_failed_simulation_leaves_no_files(tmp_path: Path) -> None:
         ({"new_items": 1000}, "got 1000 per day; use more items or fewer new ones"),
         ({"retrieved": 300, "searched": 200}, "at least 300 searched, got 200"),
         ({"start": "2024-13-01"}, "YYYY-MM-DD"),
+        ({"days": 0}, "at least 1 days"),
+        ({"days": 10**7}, "before the year 10000, got 10000000 days"),
     ],
 )
 def test_invalid_worlds_raise(change: dict[str, object], message: str) -> None:

@@ -243,9 +243,13 @@ def option_of(label: str) -> str:
 def test_packaged_studies_have_the_same_competitors_and_their_configs_parse(tmp_path: Path) -> None:
     first, second = (read_study(name) for name in ("objectives", "objectives-drift"))
     assert packaged_studies() == ["objectives", "objectives-drift", "pool", "temperature"]
-    for label, variant in read_study("pool")["variants"].items():
-        objective = resolve({"config": [read_study("pool")["common"], variant]})["model"]["objective"]["init_args"]
-        assert str(objective.get("pool", "catalogue")) == (label.split()[2] if label.count(" ") == 2 else "catalogue")
+    pool = read_study("pool")
+    for label, variant in pool["variants"].items():
+        objective = resolve({"config": [pool["common"], variant]})["model"].get("objective", {}).get("init_args", {})
+        given = str(objective.get("pool", "catalogue")) if variant.keys() > {"loss"} else None
+        assert given == (label.split()[2] if label.count(" ") == 2 else "catalogue" if "objective" in variant else None)
+    everything = parse_spaces([pool["space"]], list(pool["variants"]))
+    assert all(set(everything[label]) == {"model.lr", option_of(label)} for label in pool["variants"])
     assert {**second, "about": "", "common": ""} == {**first, "about": "", "common": ""}
     assert first["common"]["data"]["world"] != second["common"]["data"]["world"]
     arguments = ["--study", "objectives", "--only", "quota,softmax pool", "--out", str(tmp_path)]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from recsys_topk import operators
 from recsys_topk.operators import TopKOperator, available, get, registry
 from recsys_topk.operators.perturbed import noised_topk
 from tests.conftest import long_except
@@ -317,3 +318,13 @@ def test_perturbed_selects_k_items_if_noise_ties() -> None:
     chosen = noised_topk(torch.zeros(2, 5), torch.tensor([2, 3]), torch.tensor([[0.0, 1, 0, 0, 0], [0.0] * 5]), 1.0)
     assert chosen.sum(1).tolist() == [2, 3]
     assert chosen[0, 1]
+
+
+def test_registered_class_is_an_attribute_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an operator that the package does not import, e.g. of a plug-in."""
+    shown, hidden = type("Planted", (), {}), type("_Planted", (), {})
+    monkeypatch.setattr(registry, "classes", lambda: {"shown": shown, "hidden": hidden})
+    assert operators.Planted is shown
+    for name in ("_Planted", "Missing"):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
+            getattr(operators, name)

@@ -24,9 +24,7 @@ pytestmark = pytest.mark.skipif(not installed("triton"), reason="needs triton")
 ROOT = Path(__file__).parents[2]
 # Types of kernel arguments; all others are float32 or pointers to float32.
 TYPES = {"mask_ptr": "*u8", "counted_ptr": "*u8", "ks_ptr": "*i64", "cuts_ptr": "*i64", "lists": "i32", "n": "i32"}
-TYPES |= {"k": "i32", "items_ptr": "*u8", "tiles": "i32"}
-MODULES = ("topk_loss", "long_lists", "joint_terms", "long_joint")
-FILES = {"threshold_sums": "long_lists", "long_terms": "long_lists"}
+TYPES |= {"k": "i32"}
 
 
 @pytest.mark.timeout(900)  # half a minute on an idle core
@@ -49,13 +47,10 @@ def kernels() -> list[Any]:
     for law in range(5):
         options = {"LAW": law, "HAS_MASK": True, "HAS_KS": law > 0, "WANTS": True, "ROWS": 2, "BLOCK": 32}
         found.append(("topk_loss", options, 1))
-        found.append(("threshold_sums", {"LAW": law, "BLOCK": 2048}, 8))
-        found.append(("long_terms", {"LAW": law, "WRITES": law % 2 == 0, "BLOCK": 2048}, 8))
     found.append(("topk_loss", {**options, "HAS_MASK": False, "ROWS": 1, "BLOCK": 8192, "LAW": 0}, 16))
     for law in range(4):
         options = {"LAW": law, "STAGES": law + 1, "HAS_MASK": True, "HAS_CUTS": law != 1, "ROWS": 2, "BLOCK": 32}
         found.append(("joint_terms", options, 1))
-        found.append(("long_joint", {"LAW": law, "STAGES": law + 1, "WRITES": law > 0, "BLOCK": 2048}, 8))
     for kind in range(3):
         options = {
             "KIND": kind,
@@ -82,9 +77,7 @@ def test_kernel_compiles_for_a100_and_h100(
     from triton.compiler import ASTSource
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernel = getattr(
-        importlib.import_module(f"recsys_topk.ops.backends.triton_kernels.{FILES.get(name, name)}"), f"{name}_kernel"
-    )
+    kernel = getattr(importlib.import_module(f"recsys_topk.ops.backends.triton_kernels.{name}"), f"{name}_kernel")
     signature = {
         one: "constexpr" if one in options else TYPES.get(one, "*fp32" if one.endswith("_ptr") else "fp32")
         for one in kernel.arg_names
@@ -143,12 +136,12 @@ class _NoOpKernel:
         return lambda *_, **__: None
 
 
-@pytest.mark.parametrize("n", [40, 20_000])
+@pytest.mark.parametrize("n", [40, 4096])
 def test_kernel_launchers_read_no_values_on_the_host(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {name: importlib.import_module(f"recsys_topk.ops.backends.triton_kernels.{name}") for name in MODULES}
-    for module in files.values():
-        for name in [one for one in vars(module) if one.endswith("_kernel")]:
-            monkeypatch.setattr(module, name, _NoOpKernel())
+    names = ("topk_loss", "joint_terms")
+    files = {name: importlib.import_module(f"recsys_topk.ops.backends.triton_kernels.{name}") for name in names}
+    for name, module in files.items():
+        monkeypatch.setattr(module, f"{name}_kernel", _NoOpKernel())
     x, mask = torch.zeros(3, n, device=DEVICE), torch.ones(3, n, dtype=torch.bool, device=DEVICE)
     ks = torch.ones(3, dtype=torch.int64, device=DEVICE)
     with no_host_reads():

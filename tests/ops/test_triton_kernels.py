@@ -15,9 +15,10 @@ from recsys_topk import losses
 from recsys_topk.cascades.objectives.joint import JointObjective
 from recsys_topk.ops import dispatch
 from recsys_topk.ops.dispatch import INTERPRETED, backend, installed
+from recsys_topk.ops.losses import joint_terms as joint
 from recsys_topk.ops.losses.joint_terms import JointTask, joint_terms
 from recsys_topk.ops.losses.pair_sums import PairWeights, pair_sums
-from recsys_topk.ops.losses.topk_loss import topk_loss
+from recsys_topk.ops.losses.topk_loss import LONGEST_ON_GPU, topk_loss
 from recsys_topk.ops.selection.membership import Law
 from tests.losses import test_ltr_parity as peers
 from tests.ops import test_parity
@@ -35,15 +36,8 @@ pytestmark = [
 KERNELS = {
     name: one for name, one in dispatch.operations.items() if "triton" in [x.backend for x in one.implementations]
 }
-FILES = "recsys_topk.ops.backends.triton_kernels"
 NAMES = ["dftopk", "sigmoid", "lapsum", "sparse", "sparse_fy"]
 PAIRWISE = ["ranknet", "lambdarank", "lambdaloss"]
-
-
-def longest() -> int:
-    """Return the length of the longest list that one program holds; longer lists use tiles."""
-    found: int = importlib.import_module(f"{FILES}.long_lists").LONGEST
-    return found
 
 
 def to_device(value: Any) -> Any:
@@ -85,7 +79,7 @@ def test_values_and_gradients_equal_loops_over_items(law: Law) -> None:
 def test_long_lists_and_extreme_scores_match_float64(name: str) -> None:
     """Very small and very large temperatures, scores far from 0, and the longest list."""
     generator = torch.Generator().manual_seed(1)
-    long = torch.randn(1, longest(), generator=generator)
+    long = torch.randn(1, LONGEST_ON_GPU, generator=generator)
     short = torch.randn(2, 50, generator=generator)
     for x, tau in ((long, 0.7), (short, 1e-4), (short, 1e4), (short * 2 + 1e6, 0.83), (short * 3e30, 1.0)):
         labels = (torch.arange(x.shape[1]) < 5).float().expand_as(x)
@@ -255,84 +249,11 @@ def test_weighted_lists_of_the_top_k_losses_use_torch() -> None:
         assert pair_sums.backend_for(x, pairs._replace(items=weights), 1.0) == "triton"
 
 
-@pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes every list in tiles of 32 items."""
-    monkeypatch.setattr(f"{FILES}.long_lists.LONGEST", 1)
-    monkeypatch.setattr(f"{FILES}.long_joint.LONGEST", 1)
-    monkeypatch.setattr(f"{FILES}.long_lists.TILE", 32)
-
-
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("law", [LAWS[0], *LAWS[2:]], ids=lambda law: law.name)
-def test_tiles_equal_loops_over_items(law: Law) -> None:
-    generator = torch.Generator().manual_seed(5)
-    x = torch.randn(3, 40, generator=generator)
-    x[0] = (x[0] * 2).round() / 2  # ties
-    labels = torch.randint(0, 4, (3, 40), generator=generator).float()
-    mask = torch.rand(3, 40, generator=generator) > 0.3
-    mask[1, :32], mask[2] = False, False  # a tile without items, a list without items
-    junk, grades = x.masked_fill(~mask, math.nan), labels.masked_fill(~mask, 9.0)
-    check(junk, grades, mask, torch.tensor([5, 2, 1]), 1.0, law, "triton", DEVICE)
-    check(x[1:2], labels[1:2], None, 7, 2.0, law, "triton", DEVICE)
-    if law.name == "dftopk":
-        check(x, labels, None, None, 2.0, law, "triton", DEVICE)
-
-
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("name", ["sigmoid", "sparse"])
-def test_tiles_of_extreme_scores_match_float64(name: str) -> None:
-    drawn = torch.randn(1, 50, generator=torch.Generator().manual_seed(1))
-    labels = (torch.arange(50) < 5).float()[None]
-    for x, tau in ((drawn * 2 + 1e6, 0.83), (drawn * 3e30, 1.0)):
-        loss = losses.get(name, k=8, tau=tau)
-        exact, ours = x.double().requires_grad_(), x.to(DEVICE).requires_grad_()
-        with backend("torch"):
-            expected = loss(exact, labels.double())
-        with backend("triton"):
-            found = loss(ours, labels.to(DEVICE))
-        torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-6)
-        slope, wanted = torch.autograd.grad(found, ours)[0].cpu().double(), torch.autograd.grad(expected, exact)[0]
-        assert ((slope - wanted).abs() / wanted.abs().max().clamp_min(1e-6)).max() < 1e-4
-
-
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("law", ["dftopk", "logistic", "laplace", "clip"])
-def test_tiles_of_the_joint_objective_match_torch(law: Any) -> None:
-    generator = torch.Generator().manual_seed(6)
-    x = torch.randn(2, 2, 40, generator=generator).to(DEVICE)
-    labels = torch.randint(0, 4, (2, 40), generator=generator).float().to(DEVICE)
-    mask = (torch.rand(2, 40, generator=generator) > 0.3).to(DEVICE)
-    mask[1, 15:] = False  # fewer items than the quota of the first stage
-    tasks = [JointTask(labels, mask, 3, (20, 5), 1.0, Law(law, 0.7))]
-    if law == "dftopk":
-        tasks += [
-            JointTask(labels, None, 4, None, 1.0, Law(law, 0.7)),
-            JointTask(labels, mask, None, None, 2.0, Law(law, 2.0)),
-        ]
-    for task in tasks:
-        found = []
-        for mode in ("triton", "torch"):
-            stages = [one.masked_fill(~mask, math.nan if task.mask is not None else 0.5).requires_grad_() for one in x]
-            with backend(mode):
-                assert joint_terms.backend_for(stages, task) == mode
-                terms, joint = joint_terms(stages, task)
-                (terms[0] + 3.0 * terms[1] + 0.4 * joint).backward()
-            found.append([terms.detach(), joint.detach(), *(one.grad for one in stages)])
-        torch.testing.assert_close(found[0], found[1], rtol=2e-5, atol=1e-6)
-
-
-def test_lists_too_long_for_a_program_use_tiles() -> None:
-    n = longest() + 1
-    x = torch.randn(1, n, generator=torch.Generator().manual_seed(7)).to(DEVICE).requires_grad_()
-    labels = (torch.arange(n, device=DEVICE) % 1000 == 0).float()[None]
-    exact = x.detach().double().requires_grad_()
-    given = (None, 20, 0.0, Law("dftopk", 0.5), True)
+def test_lists_too_long_for_a_program_use_torch() -> None:
+    x, labels = torch.zeros(1, LONGEST_ON_GPU + 1, device=DEVICE), torch.zeros(1, LONGEST_ON_GPU + 1, device=DEVICE)
     with backend("triton"):
-        assert topk_loss.backend_for(x, labels, *given) == "triton"
-        assert topk_loss.backend_for(exact, labels.double(), *given) == "torch"
-        found = topk_loss(x, labels, *given)[0]
-        expected = topk_loss(exact, labels.double(), *given)[0]
-    torch.testing.assert_close(found, expected.float())
-    wanted = torch.autograd.grad(expected, exact)[0].float()
-    torch.testing.assert_close(torch.autograd.grad(found, x)[0], wanted, rtol=1e-4, atol=1e-9)
+        for n, expected in ((LONGEST_ON_GPU, "triton"), (LONGEST_ON_GPU + 1, "torch")):
+            assert topk_loss.backend_for(x[:, :n], labels[:, :n], None, 20, 0.0, LAWS[0], True) == expected
+        for n, expected in ((joint.LONGEST_ON_GPU, "triton"), (joint.LONGEST_ON_GPU + 1, "torch")):
+            task = JointTask(labels[:, :n], None, 20, None, 0.0, LAWS[0])
+            assert joint_terms.backend_for([x[:, :n]], task) == expected

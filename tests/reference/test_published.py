@@ -76,6 +76,15 @@ def test_joint_includes_padding_for_other_operators() -> None:
     assert one.item() == pytest.approx(two.item(), abs=1e-12)
 
 
+def test_joint_of_weighted_items_leaves_padding_out() -> None:
+    scores, labels, mask = lists(2, seed=6)
+    options = {"quotas": [4, 3], "k": 2, "item_weights": 0.5 + torch.rand(labels.shape)}
+    one, two = (
+        kind(DFTopKLoss(), 2).double()(scores, labels, mask, **options) for kind in (PublishedJoint, JointObjective)
+    )
+    assert one.total.item() == two.total.item() != 0.0
+
+
 def test_icc_equals_loop_with_the_published_cuts_and_pairs() -> None:
     """Two stages, no padding: cuts at the first quota twice, all pairs i < j, divided by N^2."""
     scores, labels, _, _ = lists_with_groups(2, seed=4)

@@ -95,6 +95,30 @@ def test_entries_that_claim_more_than_the_file_are_refused(tmp_path: Path) -> No
         read_checkpoint(tmp_path / "a.ckpt")
 
 
+@pytest.mark.parametrize(
+    ("part", "value"), [("state_dict", 5), ("datamodule_hyper_parameters", [1]), ("hyper_parameters", ["stages"])]
+)
+def test_checkpoint_with_a_part_of_another_type_is_refused(part: str, value: object, tmp_path: Path) -> None:
+    content = torch.load(PLAIN / "checkpoints" / "last.ckpt", weights_only=True)
+    torch.save({**content, part: value}, tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match=r"a\.ckpt' was not written by .* it describes no cascade"):
+        read_checkpoint(tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize("command", ["test", "export"])
+def test_weights_of_another_model_are_refused_in_one_line(command: str, tmp_path: Path, in_process: Command) -> None:
+    path = tmp_path / "a.ckpt"
+    content = torch.load(FIXTURES / "v0_2" / "own" / "checkpoints" / "last.ckpt", weights_only=True)
+    torch.save({**content, "state_dict": {"other": torch.zeros(3)}}, path)
+    shutil.copytree(FIXTURES / "v0_2", tmp_path / "v")
+    path.rename(tmp_path / "v" / "own" / "checkpoints" / "a.ckpt")
+    out = ["--out", "e"] if command == "export" else []
+    done = in_process(tmp_path / "v", command, "--ckpt_path", "own/checkpoints/a.ckpt", *out)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "the checkpoint's weights do not fit this model" in line
+
+
 def test_checkpoint_is_compared_once_per_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.ckpt"
     shutil.copy(PLAIN / "checkpoints" / "last.ckpt", path)

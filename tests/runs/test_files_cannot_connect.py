@@ -15,6 +15,7 @@ from recsys_topk.cli.console import echo, warn
 from recsys_topk.cli.main import main
 from recsys_topk.runs import TrainingRun
 from recsys_topk.runs.config import read_config
+from recsys_topk.trust.documents import inspect_config
 from recsys_topk.trust.source import UntrustedError
 from tests.conftest import Result
 from tests.test_old_files import FIXTURES
@@ -57,6 +58,15 @@ def test_checkpoint_does_not_show_another_file(command: str, tmp_path: Path, in_
     assert "TOPSECRET" not in done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
     assert "the data that the checkpoint names cannot be read (shadow.csv, " in line
+
+
+def test_config_does_not_show_a_file_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "shadow").write_text("root:TOPSECRET:0::/root:/bin/bash\n")
+    with pytest.raises(UntrustedError, match="contains an address") as refused:
+        inspect_config({"data": {"vocabulary": str(tmp_path / "shadow")}}, "checkpoint 'a.ckpt'")
+    assert "TOPSECRET" not in str(refused.value)
+    with pytest.raises(UntrustedError, match="contains the address 'http://a/b'"):
+        inspect_config({"data": {"vocabulary": "http://a/b"}}, "checkpoint 'a.ckpt'")
 
 
 def test_escape_codes_are_printed_escaped(

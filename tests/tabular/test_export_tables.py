@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from recsys_topk.tabular.arrow import write_file
 from recsys_topk.tabular.export_tables import ItemTable, Names, UserTable
 
 
@@ -29,6 +31,19 @@ def test_texts_that_are_no_canonical_integers_are_not_found() -> None:
     assert names.rows([3.7, 3.0]).tolist() == [-1, 0]
     assert names.rows([str(2**62 + 1), None]).tolist() == [2, -1]
     assert Names(np.array([3], dtype=np.int32)).rows(["5000000000", "3"]).tolist() == [-1, 0]
+
+
+@pytest.mark.parametrize("kind", [ItemTable, UserTable])
+@pytest.mark.parametrize("content", ["cut", "empty", "other columns"])
+def test_damaged_table_raises_an_error_that_names_the_file(
+    kind: type[ItemTable | UserTable], content: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "table.arrow"
+    write_file(path, pa.table({"other": [1, 2, 3]}))
+    whole = path.read_bytes()
+    path.write_bytes({"cut": whole[:-8], "empty": b"", "other columns": whole}[content])
+    with pytest.raises(ValueError, match=r"table\.arrow cannot be read"):
+        kind.read(path)
 
 
 @pytest.mark.parametrize("widths", [(2, 3), (0, 3), (2, 0)])

@@ -12,22 +12,31 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
+import functools
 import hashlib
+import importlib
 import json
+import multiprocessing
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ("losses", "operators", "ops", "metrics", "cascades/objectives", "trust", "serving")
+LIBRARIES = ("torch", "lightning.pytorch", "torchmetrics", "torchrec", "numba", "pyarrow", "yaml", "jsonargparse")
 OTHER: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
@@ -86,12 +95,14 @@ def expressions(tree: ast.AST) -> Iterator[ast.expr]:
 
 def mutants_of(file: str) -> Iterator[Mutant]:
     """Return all mutants of a file of the repository."""
-    text = (ROOT / file).read_text()
+    text = (ROOT / file).read_bytes()
+    lines = text.splitlines(keepends=True)
     for node in expressions(ast.parse(text)):
-        before = ast.get_source_segment(text, node)
-        for changed in changes(node) if before else ():
+        for changed in changes(node):
             end = (node.end_lineno or 0, node.end_col_offset or 0)
-            yield Mutant(file, node.lineno, node.col_offset, end, str(before), f"({ast.unparse(changed)})")
+            inside = b"".join(lines[node.lineno - 1 : end[0]])  # ast.get_source_segment splits the file every time
+            before = inside[node.col_offset : len(inside) - len(lines[end[0] - 1]) + end[1]].decode()
+            yield Mutant(file, node.lineno, node.col_offset, end, before, f"({ast.unparse(changed)})")
 
 
 def mutated(mutant: Mutant) -> bytes:
@@ -105,17 +116,23 @@ def mutated(mutant: Mutant) -> bytes:
     return made
 
 
-def cover(data: Path, tests: list[str], rooms: list[str]) -> None:
-    """Run the tests once under coverage."""
-    settings = data.with_suffix(".ini")
+def cover(folder: Path, tests: list[str], rooms: list[str]) -> None:
+    """Run each of the tests once under coverage, one data file per argument; what was measured before is kept."""
+    folder.mkdir(exist_ok=True)
+    settings = folder / "settings.ini"
     wanted = [f"    recsys_topk/{room}" + ("" if room.endswith(".py") else "/*") for room in rooms]
     settings.write_text("\n".join(["[run]", "include =", *wanted, ""]))
-    command = ["-m", "coverage", "run", f"--rcfile={settings}", f"--data-file={data}", "-m", "pytest", "-q",
-               "-p", "tests.tools.contexts", "-p", "no:cacheprovider", "-m", "not long", *tests]  # fmt: skip
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment(ROOT), check=False)
-    if done.returncode:
-        data.unlink(missing_ok=True)
-        raise SystemExit("the tests must pass before the code is changed")
+    for test in tests:
+        data = folder / f"{test.replace('/', '-')}.coverage"
+        if data.is_file():
+            continue
+        partial = data.with_suffix(".partial")
+        command = ["-m", "coverage", "run", f"--rcfile={settings}", f"--data-file={partial}", "-m", "pytest", "-q",
+                   "-p", "tests.tools.contexts", "-p", "no:cacheprovider", "-m", "not long", test]  # fmt: skip
+        done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment(ROOT), check=False)
+        if done.returncode:
+            raise SystemExit(f"{test}: the tests must pass before the code is changed")
+        partial.rename(data)
 
 
 def environment(root: Path) -> dict[str, str]:
@@ -123,23 +140,43 @@ def environment(root: Path) -> dict[str, str]:
             "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
 
 
-def tests_by_line(data: Path) -> dict[str, dict[int, list[str]]]:
-    """Return the ids of the tests that run each line, by file."""
+def tests_by_line(folder: Path) -> dict[str, dict[int, list[str]]]:
+    """Return the ids of the tests that run each line, by file. A line that only an import runs has no test."""
     from coverage import CoverageData
 
-    read = CoverageData(str(data))
-    read.read()
-    found = {}
-    for file in read.measured_files():
-        contexts = read.contexts_by_lineno(file)
-        found[str(Path(file).relative_to(ROOT))] = {
-            line: [test for test in tests if "::" in test] for line, tests in contexts.items()
-        }
-    return found
+    lines: dict[str, dict[int, list[str]]] = {}
+    for data in sorted(folder.glob("*.coverage")):
+        read = CoverageData(str(data))
+        read.read()
+        for file in read.measured_files():
+            of_file = lines.setdefault(str(Path(file).relative_to(ROOT)), {})
+            for line, tests in read.contexts_by_lineno(file).items():
+                of_file.setdefault(line, []).extend(test for test in tests if "::" in test)
+    return lines
+
+
+def statement(file: str, line: int) -> int:
+    """Return the first line of the innermost statement that holds a line: only some of its lines are recorded."""
+    return max((first for first, last in statements(ROOT / file) if first <= line <= last), default=line)
+
+
+@functools.cache
+def statements(path: Path) -> list[tuple[int, int]]:
+    """Return the first and the last line of every statement of a file."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [(node.lineno, node.end_lineno or 0) for node in nodes if isinstance(node, ast.stmt)]
+
+
+def covering(lines: dict[int, list[str]], file: str, line: int) -> list[str]:
+    """Return the tests that run a line; those of the whole file if only the import runs it (a default, a constant)."""
+    seen = [lines[at] for at in range(line, statement(file, line) - 1, -1) if at in lines]
+    if not seen:
+        return []
+    return seen[0] or sorted({test for tests in lines.values() for test in tests})
 
 
 def chosen(tests: list[str], file: str, most: int) -> list[str]:
-    """Return at most `most` tests: first those in the folder of the file, spread over the functions."""
+    """Return at most `most` tests: spread over the functions, long ones (contracts) last, then by folder."""
     room = Path(file).parts[1]
     shuffled = random.Random(file).sample(sorted(tests), len(tests))
     seen: dict[str, int] = {}
@@ -147,27 +184,59 @@ def chosen(tests: list[str], file: str, most: int) -> list[str]:
     for test in shuffled:
         function = test.partition("[")[0]
         seen[function] = seen.get(function, 0) + 1
-        order.append((seen[function], f"/{room}/" not in test, test))
+        order.append((seen[function], "_contract.py" in test, f"/{room}/" not in test, test))
     return [test for *_, test in sorted(order)[:most]]
+
+
+def warm() -> None:
+    """Import the heavy libraries, and nothing of the project: the tests of each mutant run in a fork."""
+    for name in LIBRARIES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def run_tests(place: Path, tests: list[str]) -> None:
+    """Run tests of a copy of the repository, in a forked process, with the output in ``output.txt``."""
+    os.setsid()
+    output = os.open(place / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    sys.stdout, sys.stderr = (os.fdopen(stream, "w") for stream in (1, 2))
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and (getattr(module, "__file__", None) or "").startswith(f"{ROOT}{os.sep}recsys_topk"):
+            raise RuntimeError(f"{name} was imported before the code was changed")
+        if name.partition(".")[0] == "tests":
+            del sys.modules[name]
+    os.environ.update(environment(place))
+    os.chdir(place)
+    sys.path.insert(0, str(place))
+    status = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "--no-header", *tests])
+    sys.stdout.flush()
+    os._exit(int(status))
 
 
 def try_mutant(mutant: Mutant, tests: list[str], place: Path, seconds: float) -> dict[str, Any]:
     """Run the tests on a copy of the repository with the change."""
     file = place / mutant.file
     file.write_bytes(mutated(mutant))
-    (place / "tests.txt").write_text("\n".join(tests))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "@tests.txt"]
+    process = multiprocessing.get_context("fork").Process(target=run_tests, args=(place, tests))
+    begin = time.monotonic()
     try:
-        done = subprocess.run(
-            command, cwd=place, env=environment(place), capture_output=True, text=True, timeout=seconds, check=False
-        )
-        status = {0: "survived", 1: "killed", 2: "killed"}.get(done.returncode, f"status {done.returncode}")
-        by = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    except subprocess.TimeoutExpired:
-        status, by = "timeout", []
+        process.start()
+        process.join(seconds)
+        late = process.is_alive()
+        with contextlib.suppress(ProcessLookupError):  # what the tests started, too
+            os.killpg(int(process.pid or 0), signal.SIGKILL)
+        process.join()
     finally:
         shutil.copy(ROOT / mutant.file, file)
-    return {**asdict(mutant), "status": status, "tests": len(tests), "by": by[0][:200] if by else ""}
+    text = (place / "output.txt").read_text(errors="replace")
+    by = [line for line in text.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    status = {0: "survived", 1: "killed", 2: "killed"}.get(int(process.exitcode or 0), f"status {process.exitcode}")
+    if late:
+        status, by = "timeout", []
+    took = round(time.monotonic() - begin, 1)
+    return {**asdict(mutant), "status": status, "tests": len(tests), "seconds": took, "by": by[0][:200] if by else ""}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -185,17 +254,17 @@ def main(argv: list[str] | None = None) -> int:
     out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     data, target = out / "coverage", out / "mutants.json"
-    if not data.is_file():
-        cover(data, options.tests, options.rooms)
+    cover(data, options.tests, options.rooms)
     lines = tests_by_line(data)
     rooms = [ROOT / "recsys_topk" / room for room in options.rooms]
     paths = [path for room in rooms for path in ([room] if room.suffix else room.rglob("*.py"))]
     files = [path.relative_to(ROOT).as_posix() for path in paths]
     every = [mutant for file in sorted(files) for mutant in mutants_of(file)]
     if options.covered_only:
-        every = [mutant for mutant in every if lines.get(mutant.file, {}).get(mutant.line)]
+        every = [mutant for mutant in every if covering(lines.get(mutant.file, {}), mutant.file, mutant.line)]
     drawn = random.Random(options.seed).sample(every, min(options.number, len(every)))
     results: dict[str, Any] = json.loads(target.read_text()) if target.is_file() else {}
+    warm()
     places = [out / f"copy-{number}" for number in range(options.jobs)]
     for place in places:
         shutil.rmtree(place, ignore_errors=True)
@@ -203,9 +272,10 @@ def main(argv: list[str] | None = None) -> int:
 
     def work(number: int) -> None:
         for mutant in drawn[number :: options.jobs]:
-            if mutant.name in results:
+            before = results.get(mutant.name)
+            if before and (before["status"] != "timeout" or before["seconds"] >= options.seconds):
                 continue
-            tests = lines.get(mutant.file, {}).get(mutant.line, [])
+            tests = covering(lines.get(mutant.file, {}), mutant.file, mutant.line)
             found = {**asdict(mutant), "status": "no test", "tests": 0, "by": ""}
             if tests:
                 picked = chosen(tests, mutant.file, options.tests_per_mutant)
@@ -220,10 +290,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(results: list[dict[str, Any]]) -> int:
-    """Print the share of killed mutants and the survivors without a reason; return 1 if there is one."""
+    """Print the share of killed mutants and the survivors without a reason; return 1 if there is one.
+
+    A timeout is no verdict: the change may loop for ever, or the machine may be slow. A longer ``--seconds`` tries it
+    again.
+    """
     reasons = json.loads((Path(__file__).parent / "survivors.json").read_text())
-    killed = sum(one["status"] in ("killed", "timeout") for one in results)
-    print(f"{killed} of {len(results)} mutants killed ({killed / max(len(results), 1):.0%})")  # noqa: T201
+    late = sum(one["status"] == "timeout" for one in results)
+    killed, judged = sum(one["status"] == "killed" for one in results), len(results) - late
+    print(f"{killed} of {judged} mutants killed ({killed / max(judged, 1):.0%}), {late} timed out")  # noqa: T201
     left = [one for one in results if one["status"] not in ("killed", "timeout")]
     keys = [f"{one['file']}: {one['before']} -> {one['after']}" for one in left]
     for one, key in zip(left, keys, strict=True):

@@ -42,13 +42,16 @@ TRIALS = ["--losses", "dftopk", "--seeds", "1", "--out", "result", *TINY_WORLD, 
 
 @dataclass(frozen=True)
 class Job:
-    """A command with its result in the folder ``result``; ``{run}`` is the folder of a trained and exported cascade."""
+    """A command with its result in the folder ``result``.
+
+    In it, ``{log}`` is a log of users and items, and ``{run}`` the folder of a trained and exported cascade.
+    """
 
     command: list[str]
     resume: list[str] | None = None  # the command to continue, if it is another one
 
 
-LOG = ["prepare", "--data", "interactions", "--data.root", "{run}/log.csv", "--data.cache_dir", "result"]
+LOG = ["prepare", "--data", "interactions", "--data.root", "{log}", "--data.cache_dir", "result"]
 EXPORT = ["export", "--no-programs", "--ckpt_path"]
 JOBS = {
     "prepare": Job(LOG),
@@ -112,18 +115,24 @@ class Soak:
         }  # fmt: skip
 
     @functools.cached_property
+    def log(self) -> Path:
+        """A log of users and items."""
+        log_of_interactions(self.out / "log.csv")
+        return self.out / "log.csv"
+
+    @functools.cached_property
     def run(self) -> Path:
-        """A trained and exported cascade, and a log."""
+        """A trained and exported cascade."""
         folder = self.out / "run"
         folder.mkdir()
-        log_of_interactions(folder / "log.csv")
         self.complete(JOBS["fit"].command, folder)
         self.complete([*EXPORT, "result/run/checkpoints/last.ckpt", "--out", "export"], folder)
         return folder
 
     def start(self, command: list[str], folder: Path, fault: tuple[str, int] | None = None) -> subprocess.Popen[str]:
         """Start a command in a new session, so that all its processes can be killed."""
-        command = [part.replace("{run}", str(self.run)) if "{run}" in part else part for part in command]
+        for name in ("log", "run"):
+            command = [p.replace(f"{{{name}}}", str(getattr(self, name))) if f"{{{name}}}" in p else p for p in command]
         faulty = ["tests.tools.faulty", fault[0], str(fault[1]), str(folder)] if fault else ["recsys_topk"]
         return subprocess.Popen(
             [sys.executable, "-m", *faulty, *command], cwd=folder, env=self.environment, start_new_session=True,

@@ -40,6 +40,28 @@ def test_mutants_change_one_expression_and_no_message(monkeypatch: pytest.Monkey
         assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(SMALL))
 
 
+def test_the_tests_of_a_line_are_those_of_its_statement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    (tmp_path / "lines.py").write_text(
+        "def above(\n  x: int,\n  y: int = 3,\n) -> bool:\n  if x > 9:\n    return (x\n      > 1)\n  return x >= y\n"
+    )
+    lines = {1: [], 5: ["t::a", "t::b"], 8: ["t::b"]}  # as coverage records them: only a test of x <= 9 exists
+    covering = {line: mutants.covering(lines, "lines.py", line) for line in range(1, 9)}
+    assert covering[5] == ["t::a", "t::b"]
+    assert covering[8] == ["t::b"]
+    assert covering[6] == covering[7] == []
+    assert covering[3] == ["t::a", "t::b"], "a default runs in the import; all tests of the file may depend on it"
+    assert mutants.covering({**lines, 6: ["t::c"]}, "lines.py", 7) == ["t::c"]
+
+
+def test_contracts_are_the_last_tests_of_a_mutant() -> None:
+    tests = ["tests/losses/test_contract.py::a", "tests/ops/test_a.py::a[1]", "tests/ops/test_a.py::a[2]"]
+    picked = mutants.chosen(tests, "recsys_topk/losses/a.py", 3)
+    assert sorted(picked) == sorted(tests)
+    assert picked[1] == tests[0]
+    assert len(mutants.chosen(tests, "recsys_topk/losses/a.py", 2)) == 2
+
+
 @pytest.mark.timeout(700)
 def test_a_mutant_is_killed_by_a_test_and_survives_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutants, "ROOT", tmp_path / "original")

@@ -16,7 +16,7 @@ registry: Registry[HistoryEncoder]
 class HistoryEncoder(nn.Module, ABC):
     """Base class of all encoders. A subclass sets `name`, takes `dim` and `ages` first, and implements `prefixes`.
 
-    What an encoding sees of positions is counted from the newest view of its prefix, and never is an absolute index:
+    Positions are counted from the newest view of a prefix, never as an absolute index:
     ``prefixes(views)[:, r]`` equals ``forward(views[:, :r])``. One pass over a sequence therefore gives the encoding
     at every position.
 

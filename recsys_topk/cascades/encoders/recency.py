@@ -23,7 +23,7 @@ class RecencyEncoder(HistoryEncoder):
         dim: Width of a view, D.
         ages: Whether the data has the ages of the views.
         heads: Number of weightings; the width of the output is heads * D.
-        distances: Number of distances with a weight of their own; older views share the last one.
+        distances: Number of distances with a separate weight; older views share the last one.
         slope: Head h starts with weights exp(-slope * distance / 4^h).
 
     Example:

@@ -16,7 +16,7 @@ class RelativeBias(nn.Module):
 
     Args:
         heads: Number of heads, H.
-        distances: Number of distances with a value of their own, M.
+        distances: Number of distances with a separate value, M.
         ages: Whether the data has the ages of the views; without them there is no c.
         slope: Head h starts with b[d] = -slope d / 4^h: the first head looks at the newest views, later ones farther.
     """

@@ -27,10 +27,10 @@ class TransformerEncoder(HistoryEncoder):
         heads: Number of attention heads; W must be a multiple of it.
         feedforward: Hidden width of the feed-forward layers, as a multiple of W.
         dropout: Dropout of the views and of the output of attention and feed-forward layers.
-        distances: Number of distances with a bias of their own; older views share the last one.
+        distances: Number of distances with a separate bias; older views share the last one.
         scale: Factor of the views, for tables with a small `init_std` (sqrt(D) in SASRec).
         pooled: Whether an encoding gets the term a * (sum of its r views) / sqrt(r) after the layer norm, with a
-            learned scale a that starts at 0: what the user likes in all, where the order says little.
+            learned scale a that starts at 0. It helps where the order of the views matters little.
 
     Example:
         >>> import torch

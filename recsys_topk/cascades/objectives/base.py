@@ -42,8 +42,8 @@ class ObjectiveOutput:
     def of_stages(cls, total: Tensor, terms: Sequence[Tensor], **others: Tensor) -> ObjectiveOutput:
         """Return the output of an objective with one term per stage, first stage first, and other terms by name."""
         names = [f"stage{m}" for m in range(len(terms))]
-        own = dict(zip(names, terms, strict=True))
-        return cls(total, {**own, **others}, {name: m for m, name in enumerate(names)})
+        stage_terms = dict(zip(names, terms, strict=True))
+        return cls(total, {**stage_terms, **others}, {name: m for m, name in enumerate(names)})
 
 
 class TermWeights(nn.Module):
@@ -81,7 +81,7 @@ class CascadeObjective(Recorded, nn.Module, ABC):
         needs_sum: The membership of this operator must sum to k.
         compares_groups: The objective only compares sample groups, so it needs at least two.
         uses_loss: The objective uses `loss`. False for published baselines with their own terms.
-        takes_item_weights: Items may have weights (`compute_weighted`).
+        takes_item_weights: Items may have weights: `compute` takes them, or `compute_weighted` is implemented.
         separate_lists: The stages may train on different lists (`compute_separately`).
         paper: Reference.
 
@@ -148,14 +148,17 @@ class CascadeObjective(Recorded, nn.Module, ABC):
     def compute_separately(
         self, scores: Sequence[Tensor], labels: Sequence[Tensor], masks: Sequence[Tensor], quotas: Sequence[int], k: int
     ) -> ObjectiveOutput:
-        """Return the objective of stages with lists of their own. Called as `compute` is, if `separate_lists`."""
+        """Return the objective of stages with different lists. Called as `compute` is, if `separate_lists`."""
         raise NotImplementedError
 
     def compute_weighted(
         self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor
     ) -> ObjectiveOutput:
-        """Return the objective of lists of weighted items. Called as `compute` is, if `takes_item_weights`."""
-        raise NotImplementedError
+        """Return the objective of lists of weighted items. Called as `compute` is, if `takes_item_weights`.
+
+        The default is `compute` with the weights as a further argument.
+        """
+        return self.compute(scores, labels, mask, None, quotas, k, weights)  # type: ignore[call-arg]
 
     def cuts(self, quotas: Sequence[int], k: int) -> list[int]:
         """Return the cut-off of each stage's term; lists that are not longer are skipped. Empty = no cut-off."""
@@ -231,8 +234,8 @@ class CascadeObjective(Recorded, nn.Module, ABC):
     ) -> ObjectiveOutput:
         if not self.separate_lists:
             raise ValueError(
-                f"the {self.name!r} objective trains all stages on the same lists, so stages cannot have negatives of "
-                f"their own; use --objective independent"
+                f"the {self.name!r} objective trains all stages on the same lists, so a stage cannot have "
+                f"separate negatives; use --objective independent"
             )
         for x, y, mask in zip(scores, labels, masks, strict=True):
             check_lists(x, mask, labels=y)

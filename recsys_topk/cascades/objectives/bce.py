@@ -63,10 +63,10 @@ class BCEObjective(CascadeObjective):
         positive = mask & (labels > self.loss.positive_above)
         terms = []
         for m, x in enumerate(scores):
-            seen = mask
+            visible = mask
             if m > 0 or self.visible is not None:
-                seen = mask & (group < self._visible(m, group, labels))
-            terms.append(list_bce(x, positive & seen, seen))
+                visible = mask & (group < self._visible(m, group, labels))
+            terms.append(list_bce(x, positive & visible, visible))
         return ObjectiveOutput.of_stages(self.weights(terms), terms)
 
     def _visible(self, stage: int, group: Tensor, labels: Tensor) -> Tensor | int:

@@ -47,14 +47,14 @@ class FullStageRankNet(CascadeObjective):
         """See `CascadeObjective.compute`."""
         group = require_groups(groups, self.name)
         # Pairs are counted by sorting, so that the number of groups is not read on the host. Padding comes first.
-        own = torch.where(mask, group, group.amin() - 1).contiguous()
-        ordered = own.sort(-1).values
-        after = torch.searchsorted(ordered, own, right=True)
-        pairs = (after - torch.searchsorted(ordered, own)) * (own.shape[1] - after)
-        share = torch.where(mask & (pairs > 0), 1.0 / pairs.clamp_min(1).to(labels.dtype), 0.0)
+        padded_group = torch.where(mask, group, group.amin() - 1).contiguous()
+        ordered = padded_group.sort(-1).values
+        after = torch.searchsorted(ordered, padded_group, right=True)
+        pairs = (after - torch.searchsorted(ordered, padded_group)) * (padded_group.shape[1] - after)
+        weights = torch.where(mask & (pairs > 0), 1.0 / pairs.clamp_min(1).to(labels.dtype), 0.0)
         values = (group.amax() - group).to(labels.dtype)
         order = LabelOrder(values, mask)
-        first, ones = share.gather(1, order.rows), order.blocks(values, "ones")
+        first, ones = weights.gather(1, order.rows), order.blocks(values, "ones")
         counted = order.count() > 0
 
         def weight(span: slice) -> Tensor:

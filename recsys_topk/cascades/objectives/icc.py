@@ -58,12 +58,12 @@ class ICCObjective(CascadeObjective):
     def _passes(self, x: Tensor, mask: Tensor, cut: int) -> Tensor:
         """Return I = sigmoid((x - x_[cut]) / sigma), or 1 in lists with at most `cut` items."""
         valid = mask.sum(-1)
-        proper = (valid > cut)[:, None]
+        longer = (valid > cut)[:, None]
         if x.shape[1] < 2:
             return torch.ones_like(x)
-        place = torch.where(proper[:, 0], cut, 1)
-        kappa, _ = kth_pair(torch.where(proper, x, 0.0), place, mask | ~proper)
-        return torch.where(proper, torch.sigmoid((x - kappa) / self.sigma), 1.0)
+        rank = torch.where(longer[:, 0], cut, 1)
+        kappa, _ = kth_pair(torch.where(longer, x, 0.0), rank, mask | ~longer)
+        return torch.where(longer, torch.sigmoid((x - kappa) / self.sigma), 1.0)
 
     def pairs(self, combined: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
         """Return the pairwise loss of the combined scores."""

@@ -51,19 +51,14 @@ class IndependentObjective(CascadeObjective):
 
     def cuts(self, quotas: Sequence[int], k: int) -> list[int]:
         """See `CascadeObjective.cuts`."""
-        found = super().cuts(quotas, k)
-        return list(quotas) if found and self.loss.k is None and self.stage_k == "quota" else found
+        cuts = super().cuts(quotas, k)
+        return list(quotas) if cuts and self.loss.k is None and self.stage_k == "quota" else cuts
 
     def compute(
-        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
-    ) -> ObjectiveOutput:
-        """See `CascadeObjective.compute`."""
-        return self.compute_separately(scores, [labels] * self.stages, [mask] * self.stages, quotas, k)
-
-    def compute_weighted(
-        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor
-    ) -> ObjectiveOutput:
-        """See `CascadeObjective.compute_weighted`."""
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int,
+        weights: Tensor | None = None,
+    ) -> ObjectiveOutput:  # fmt: skip
+        """See `CascadeObjective.compute` and `compute_weighted`."""
         cuts = self._open_cuts(quotas, k)
         terms = [self.loss(x, labels, mask, k=cut, item_weights=weights) for x, cut in zip(scores, cuts, strict=True)]
         return ObjectiveOutput.of_stages(self.weights(terms), terms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,15 +18,11 @@ from recsys_topk.cascades.objectives.base import (
 )
 from recsys_topk.checks import check_not_negative
 from recsys_topk.losses.base import RankingLoss
-from recsys_topk.losses.fused import fused_joint_terms
-from recsys_topk.losses.topk import TopKLoss, selection_bce
-from recsys_topk.losses.true_items import true_items
-from recsys_topk.numerics import add_eps, is_full
-from recsys_topk.operators.base import SoftSelection
+from recsys_topk.losses.fused import law_of
+from recsys_topk.losses.topk import TopKLoss
+from recsys_topk.numerics import is_full
 from recsys_topk.operators.score_scale import squared_deviations
-from recsys_topk.ops.losses.survival import survival_logs
-from recsys_topk.ops.losses.topk_target import topk_target
-from recsys_topk.processes import divisor
+from recsys_topk.ops.losses.joint_terms import LAWS, JointTask, joint_losses, joint_terms, mean_terms
 
 
 class JointObjective(CascadeObjective):
@@ -71,119 +67,40 @@ class JointObjective(CascadeObjective):
 
     def cuts(self, quotas: Sequence[int], k: int) -> list[int]:
         """See `CascadeObjective.cuts`. A list with at most k items has no term."""
-        found = super().cuts(quotas, k)
-        if self.stage_k == "k" or not found:
-            return found
-        return [max(cut, quota) for cut, quota in zip(found, quotas, strict=True)]
+        cuts = super().cuts(quotas, k)
+        if self.stage_k == "k" or not cuts:
+            return cuts
+        return [max(cut, quota) for cut, quota in zip(cuts, quotas, strict=True)]
 
     def compute(
-        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
-    ) -> ObjectiveOutput:
-        """See `CascadeObjective.compute`."""
-        fused = self._fused(scores, labels, mask, quotas, k, None)
-        if fused is not None:
-            return fused
-        valid = mask.sum(-1)
-        wanted = self._wanted(mask & (labels > self.loss.positive_above), valid, k)
-        target = topk_target(labels, mask, wanted.clamp_min(1), self.loss.positive_above) > 0
-        return self._output(scores, _Lists(labels, mask, None, target, wanted, valid), quotas)
-
-    def compute_weighted(
-        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor
-    ) -> ObjectiveOutput:
-        """See `CascadeObjective.compute_weighted`."""
-        fused = self._fused(scores, labels, mask, quotas, k, weights)
-        if fused is not None:
-            return fused
-        valid = mask & (weights > 0)
-        w = torch.where(valid, weights, 0.0)
-        wanted = self._wanted(torch.where(labels > self.loss.positive_above, w, 0.0), w.sum(-1), k)
-        target = true_items(labels, valid, wanted, self.loss.positive_above, w)
-        return self._output(scores, _Lists(labels, valid, w, target, wanted, w.sum(-1)), quotas)
-
-    def _fused(
-        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor | None
-    ) -> ObjectiveOutput | None:
-        operator = self.loss.operator
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int,
+        weights: Tensor | None = None,
+    ) -> ObjectiveOutput:  # fmt: skip
+        """See `CascadeObjective.compute` and `compute_weighted`."""
+        loss, operator = self.loss, self.loss.operator
         if operator is not None and operator.measures_tau:
             operator.observe(scores[0], torch.stack([squared_deviations(x, mask) for x in scores]).sum(0))
         real = None if is_full(mask) else mask
+        wanted = None if loss.k == "positives" else loss.k if isinstance(loss.k, int) else k
         passed = None if self.stage_k == "k" else tuple(quotas)
-        fused = None if self.eps else fused_joint_terms(self.loss, scores, labels, real, k, passed, weights)
-        if fused is None:
-            return None
-        terms, joint = list(fused[0].unbind()), fused[1]
+        law = law_of(loss)
+        if law is None or law.name not in LAWS or self.eps or labels.shape[1] < 2:
+            law = None
+        task = JointTask(labels, real, wanted, passed, loss.positive_above, law, weights)
+        if law is None:
+            means, joint = mean_terms(*joint_losses(scores, task, self._logs, self.eps))
+        else:
+            means, joint = joint_terms(scores, task)
+        terms = list(means.unbind())
         return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
 
-    def _output(self, scores: Sequence[Tensor], lists: _Lists, quotas: Quotas) -> ObjectiveOutput:
-        labels, mask, _, _, wanted, amount = lists
-        counted = (mask & (labels > self.loss.positive_above)).any(-1) & (wanted > 0) & (wanted < amount)
-        cuts = [wanted if self.stage_k == "k" else torch.full_like(amount, quota) for quota in quotas]
-        selections = [
-            _only(self._select(x, cut, lists), counted & (cut < amount)) for x, cut in zip(scores, cuts, strict=True)
-        ]
-        selections.append(_survival(selections))
-        rows = [*(counted & (cut < amount) for cut in cuts), selections[-1].mask.any(-1)]
-        # One sum over processes for all terms, as in `joint_terms`, because another process may use that code path.
-        numbers = divisor(torch.stack([one.sum() for one in rows]), labels.dtype)
-        totals = [
-            torch.where(counts, self._bce(selection, lists), 0.0).sum()
-            for selection, counts in zip(selections, rows, strict=True)
-        ]
-        *terms, joint = (torch.stack(totals) / numbers).unbind()
-        return ObjectiveOutput.of_stages(self.weights(terms) + joint, terms, joint=joint)
-
-    def _select(self, scores: Tensor, cut: Tensor, lists: _Lists) -> SoftSelection:
+    def _logs(self, scores: Tensor, k: Tensor, mask: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         operator = self.loss.operator
         assert operator is not None
-        if lists.weights is None:
-            selection = operator.membership(scores, cut, lists.mask)
+        if weights is None:
+            selection = operator.membership(scores, k, mask)
         else:
-            selection = operator.weighted_membership(scores, cut, lists.mask, lists.weights)
-        return self.loss.clamp(selection) if isinstance(self.loss, TopKLoss) else selection
-
-    def _bce(self, selection: SoftSelection, lists: _Lists) -> Tensor:
-        log_p, log_q = add_eps(selection.log_p, self.eps), add_eps(selection.log_q, self.eps)
-        if lists.weights is None:
-            return selection_bce(SoftSelection(log_p, log_q, selection.mask), lists.target.to(log_p.dtype))
-        chosen = torch.where(selection.mask, torch.where(lists.target, log_p, log_q), 0.0)
-        return -(chosen * lists.weights).sum(1) / torch.where(lists.amount > 0, lists.amount, 1.0)
-
-    def _wanted(self, positive: Tensor, amount: Tensor, k: int) -> Tensor:
-        if self.loss.k == "positives":
-            return positive.sum(-1)
-        return torch.minimum(torch.full_like(amount, self.loss.k if isinstance(self.loss.k, int) else k), amount)
-
-
-class _Lists(NamedTuple):
-    """A batch of lists.
-
-    Attributes:
-        labels: (B, N).
-        mask: Boolean (B, N).
-        weights: (B, N), weights of the items; None = 1 each.
-        target: Boolean (B, N), the true top k.
-        wanted: (B,), k.
-        amount: (B,), the number or the total weight of the valid items.
-    """
-
-    labels: Tensor
-    mask: Tensor
-    weights: Tensor | None
-    target: Tensor
-    wanted: Tensor
-    amount: Tensor
-
-
-def _only(selection: SoftSelection, rows: Tensor) -> SoftSelection:
-    """Return the selection restricted to `rows`: all other lists get log p = 0 and are masked."""
-    row = rows[:, None]
-    log_p = torch.where(row & selection.mask, selection.log_p, 0.0)
-    log_q = torch.where(row & selection.mask, selection.log_q, -torch.inf)
-    return SoftSelection(log_p, log_q, selection.mask & row)
-
-
-def _survival(selections: Sequence[SoftSelection]) -> SoftSelection:
-    """Return the soft membership of the items that survive every stage."""
-    log_p, log_q = survival_logs([one.log_p for one in selections], [one.log_q for one in selections])
-    return SoftSelection(log_p, log_q, torch.stack([one.mask for one in selections]).any(0))
+            selection = operator.weighted_membership(scores, k, mask, weights)
+        if isinstance(self.loss, TopKLoss):
+            selection = self.loss.clamp(selection)
+        return selection.log_p, selection.log_q

@@ -57,9 +57,9 @@ class QuotaObjective(CascadeObjective):
             )
         if tau is not None and (isinstance(tau, (int, float)) or len(tau) != stages):
             raise ValueError(
-                f"tau must be one number per stage, {stages} in all, got {tau!r}; --loss.tau sets one for all stages"
+                f"tau must have one number per stage, {stages} in all, got {tau!r}; --loss.tau sets one for all stages"
             )
-        self.taus = None if tau is None else tuple(check_positive("tau", one) for one in tau)
+        self.taus = None if tau is None else tuple(check_positive("tau", value) for value in tau)
 
     def cuts(self, quotas: Sequence[int], k: int) -> list[int]:
         """See `CascadeObjective.cuts`."""
@@ -68,36 +68,26 @@ class QuotaObjective(CascadeObjective):
         return [self.loss.k] * self.stages if isinstance(self.loss.k, int) else list(quotas)
 
     def compute(
-        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int
-    ) -> ObjectiveOutput:
-        """See `CascadeObjective.compute`. All items have weight 1."""
-        return self._output(scores, labels, mask, quotas, k, None)
-
-    def compute_weighted(
-        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor
-    ) -> ObjectiveOutput:
-        """See `CascadeObjective.compute_weighted`."""
-        return self._output(scores, labels, mask, quotas, k, weights)
-
-    def _output(
-        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, quotas: Quotas, k: int, weights: Tensor | None
-    ) -> ObjectiveOutput:
+        self, scores: Sequence[Tensor], labels: Tensor, mask: Tensor, groups: Tensor | None, quotas: Quotas, k: int,
+        weights: Tensor | None = None,
+    ) -> ObjectiveOutput:  # fmt: skip
+        """See `CascadeObjective.compute` and `compute_weighted`."""
         operator = self.loss.operator
         if operator is not None and operator.measures_tau and self.taus is None:
             operator.observe(scores[0], torch.stack([squared_deviations(x, mask) for x in scores]).sum(0))
         real = None if is_full(mask) else mask
         if labels.shape[1] < 2:  # the operation needs two items
-            more = (0, 2)
-            real, scores, labels = pad(mask, more, value=False), [pad(x, more) for x in scores], pad(labels, more)
-            weights = None if weights is None else pad(weights, more)
+            width = (0, 2)
+            real, scores, labels = pad(mask, width, value=False), [pad(x, width) for x in scores], pad(labels, width)
+            weights = None if weights is None else pad(weights, width)
         law = law_of(self.loss)
         assert law is not None
         law = law._replace(others=0.0)
-        laws = [law] * self.stages if self.taus is None else [law._replace(tau=one) for one in self.taus]
+        laws = [law] * self.stages if self.taus is None else [law._replace(tau=tau) for tau in self.taus]
         cuts: Sequence[int | None] = self.cuts(quotas, k) or [None] * self.stages
         above = self.loss.positive_above
         terms = [
-            topk_loss(x, labels, real, cut, above, one, True, weights)[0]
-            for x, cut, one in zip(scores, cuts, laws, strict=True)
+            topk_loss(x, labels, real, cut, above, stage_law, True, weights)[0]
+            for x, cut, stage_law in zip(scores, cuts, laws, strict=True)
         ]
         return ObjectiveOutput.of_stages(torch.stack(terms).sum(), terms)

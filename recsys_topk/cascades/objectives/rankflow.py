@@ -64,8 +64,8 @@ class RankFlowObjective(CascadeObjective):
                 break
             following = scores[m + 1].detach()
             reached = top(x, quotas[m], reached)
-            apart = masked_mean((x - following).clamp(-MAX_DIFFERENCE, MAX_DIFFERENCE).square(), reached)
-            others[f"distillation{m}"] = weighted_mean(apart, counted)
+            distance = masked_mean((x - following).clamp(-MAX_DIFFERENCE, MAX_DIFFERENCE).square(), reached)
+            others[f"distillation{m}"] = weighted_mean(distance, counted)
             total = total + self.distillation * others[f"distillation{m}"]
             if self.ranking:
                 best = top(following, quotas[m + 1], reached)

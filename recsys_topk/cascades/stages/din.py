@@ -17,7 +17,7 @@ from recsys_topk.ops.stages.attention import attention_logits
 
 # Number of (request, candidate) pairs that are scored at once without gradients.
 PAIRS_AT_ONCE = 8192
-# Number of distances from the newest view with a bias of their own.
+# Number of distances from the newest view with a separate bias.
 DISTANCES = 64
 
 
@@ -83,8 +83,8 @@ class DIN(Stage):
             views, history, biases, request, candidates, mask, lengths, real = parts
             logits = attention_logits(views, queries, self.attention.last.weight[0], candidates, lengths)
             logits = logits if self.bias is None else logits + biases
-            own = self.mlp.project(1, weighted_views(logits, real, history))
-            return self.mlp.joined(own, request, items, candidates, mask).squeeze(-1)
+            projected_interests = self.mlp.project(1, weighted_views(logits, real, history))
+            return self.mlp.joined(projected_interests, request, items, candidates, mask).squeeze(-1)
 
         lists = (batch.candidates, batch.mask, batch.history_length, batch.history_mask)
         whole = (views, history, biases, request, *lists)
@@ -92,7 +92,7 @@ class DIN(Stage):
             return pairs(*whole)
         # Without gradients nothing has to be stored, so a few lists at a time are computed in the CPU cache.
         step = max(1, PAIRS_AT_ONCE // max(1, batch.candidates.shape[1]))
-        return torch.cat([pairs(*(x[at : at + step] for x in whole)) for at in range(0, max(1, batch.size), step)])
+        return torch.cat([pairs(*(x[row : row + step] for x in whole)) for row in range(0, max(1, batch.size), step)])
 
 
 def weighted_views(logits: Tensor, real: Tensor, history: Tensor) -> Tensor:

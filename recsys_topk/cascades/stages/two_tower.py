@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 
 from recsys_topk.cascades.encoders.recency import RecencyEncoder
 from recsys_topk.cascades.features import Embedded, FeatureEmbedding
+from recsys_topk.cascades.popularity_shift import popularity_shift
 from recsys_topk.cascades.singular_vectors import unit_vectors
 from recsys_topk.cascades.stage import StageOptions, embed
 from recsys_topk.cascades.towers import Towers
@@ -35,7 +36,9 @@ class TwoTower(Towers):
             which items follow which. Both vectors get this many columns.
         popularity: Whether the score gets the term a log(1 + occurrences of the item in the training sequences), with a
             learned scale a that starts at 1. A softmax over the catalogue then starts at the popularity of the items,
-            not at a uniform distribution. The vectors get one more column.
+            not at a uniform distribution. The vectors get one more column. If all evaluation requests are later than
+            the training data (``--data.split time``), the score gets `popularity_shift` too, outside of training: the
+            popularity at the end of the training data.
         warm_start: Whether the table of the item ids starts at the singular vectors of the training sequences, with the
             length of its random start, instead of at random. Then the model knows from the first step which items
             have the same users, and learns more from few interactions. Not for sharded tables.
@@ -45,6 +48,7 @@ class TwoTower(Towers):
     name: ClassVar[str] = "two_tower"
     shares_histories: ClassVar[bool] = True
     popularity: Tensor
+    shift: Tensor
     started: Tensor
 
     def __init__(
@@ -83,6 +87,7 @@ class TwoTower(Towers):
             self.item_column = schema.id_columns("items")[item_id.name].start
         if popularity:
             self.register_buffer("popularity", torch.zeros(self.item_table.rows))
+            self.register_buffer("shift", torch.zeros(self.item_table.rows))
         if warm_start:  # False before the start: a resumed training does not start again
             self.register_buffer("started", torch.zeros((), dtype=torch.bool))
 
@@ -100,6 +105,12 @@ class TwoTower(Towers):
                 table[known] = length * vectors[known].to(table)
             self.started.fill_(True)
 
+    def count_times(self, user: Array, items: Array, time: Array) -> None:
+        """See `Stage.count_times`."""
+        if self.popularity_scale is not None:
+            shift = popularity_shift(user, items[:, self.item_column], time, self.item_table.rows)
+            self.shift.copy_(torch.from_numpy(shift))
+
     def embed(self, batch: CascadeBatch) -> Embedded:
         """See `Stage.embed`. With transitions, their columns are the last ones of history and items."""
         embedded = super().embed(batch)
@@ -108,7 +119,10 @@ class TwoTower(Towers):
             history = torch.cat([embedded.history, pairs.history], 1)
             embedded = replace(embedded, history=history, items=torch.cat([embedded.items, pairs.items], 1))
         if self.popularity_scale is not None and batch.items.shape[1]:  # the exported user tower has no items
-            column = self.popularity[batch.items[:, self.item_column].clamp_min(0)]
+            item = batch.items[:, self.item_column].clamp_min(0)
+            column = self.popularity[item]
+            if not (self.training or batch.catalogue):
+                column = column + self.shift[item] / self.popularity_scale.clamp_min(0.05)
             embedded = replace(embedded, items=torch.cat([embedded.items, column[:, None]], 1))
         return embedded
 
@@ -116,25 +130,25 @@ class TwoTower(Towers):
         """See `Towers.encode_requests`."""
         history, pairs = embedded.history[:, : self.history_dim], embedded.history[:, self.history_dim :]
         vectors: Tensor = self.user_tower(torch.cat([embedded.request, history], dim=1))
-        more = [pairs] if self.pairs is not None else []
+        columns = [pairs] if self.pairs is not None else []
         if self.popularity_scale is not None:
-            more.append(self.popularity_scale.to(vectors.dtype).expand(vectors.shape[0], 1))
-        return torch.cat([vectors, *more], dim=1) if more else vectors
+            columns.append(self.popularity_scale.to(vectors.dtype).expand(vectors.shape[0], 1))
+        return torch.cat([vectors, *columns], dim=1) if columns else vectors
 
     def encode_items(self, embedded: Embedded, real: Tensor | None = None) -> Tensor:
         """See `Towers.encode_items`."""
         width = self.embedding.dims["items"]
-        items, more = embedded.items[:, :width], embedded.items[:, width:]
+        items, columns = embedded.items[:, :width], embedded.items[:, width:]
         vectors: Tensor = items if self.item_tower is None else self.item_tower(items, real)
-        return torch.cat([vectors, more], dim=1) if more.shape[1] else vectors
+        return torch.cat([vectors, columns], dim=1) if columns.shape[1] else vectors
 
 
 def _item_id(schema: Schema) -> Feature:
     """Return the first categorical feature of the items that views have too."""
-    views = {one.name for one in schema.history}
-    for one in schema.items:
-        if one.kind == "categorical" and one.name in views:
-            return one
+    views = {feature.name for feature in schema.history}
+    for feature in schema.items:
+        if feature.kind == "categorical" and feature.name in views:
+            return feature
     raise ValueError(
         "the options transitions, popularity and warm_start of two_tower need a categorical feature that the history "
         "and the items have in common; use --data interactions, or leave them out"

@@ -92,6 +92,7 @@ class InteractionsDataModule(PreparedDataModule):
     format = FORMAT
     guess_advice = ". `recsys-topk schema` shows them, as YAML to edit"
     label_meaning = ("next",), 0.0, "grades"
+    steps_per_epoch = 32
 
     def __init__(
         self,

@@ -53,15 +53,21 @@ class PositionShard(InteractionsShard):
             held_out=torch.from_numpy(np.flatnonzero(held_out_users(self._requests["user"][requests], self.held_out))),
         )
 
-    def sequences(self, held_out: bool = True) -> tuple[Array, Array]:
-        """See `Shard.sequences`."""
-        user, item = super().sequences()
+    def _training_events(self, held_out: bool) -> tuple[Array, Array]:
+        user, at = super()._training_events(held_out)
         kept = held_out | ~held_out_users(user, self.held_out)
-        return user[kept], item[kept]
+        return user[kept], at[kept]
 
     def excluded(self, rows: Array) -> Tensor | None:
-        """Return the items of the user of each sequence, (H, E); see `InteractionsShard.excluded`."""
-        return super().excluded(self._sequences[np.asarray(rows)])
+        """Return the items of the user of each sequence, (H, E); see `InteractionsShard.excluded`.
+
+        If items may be repeated, only those that the user had at the same time as another one: all others are
+        candidates in evaluation, so later stages must learn to tell them from the positive.
+        """
+        first = self._sequences[np.asarray(rows)]
+        if not self.repeats:
+            return super().excluded(first)
+        return self._items_between(self._requests["stop"][first], self._requests["tied"][first], self._tied_events)
 
     def _requests_of(self, rows: Array) -> tuple[Array, Array]:
         """Return the requests of some sequences, one after the other, and the number of the sequence of each."""
@@ -69,6 +75,19 @@ class PositionShard(InteractionsShard):
         row = np.repeat(np.arange(rows.size), number)
         requests: Array = first[row] + np.arange(row.size) - (np.cumsum(number) - number)[row]
         return requests, row
+
+    @cached_property
+    def _tied_events(self) -> Array:
+        """Whether each event is at the time of a request and of another event of the user, with `repeats`."""
+        stop, first, number = np.unique(self._requests["stop"], return_index=True, return_counts=True)
+        end = stop + number  # with `repeats`, each training event is a request
+        end = np.where(end == self._requests["seen"][first], self._requests["tied"][first], end)
+        edges = np.zeros(len(self.prepared.events) + 1, np.int8)
+        several = end - stop > 1
+        edges[stop[several]] += 1
+        edges[end[several]] -= 1
+        tied: Array = np.cumsum(edges[:-1], dtype=np.int8) > 0
+        return tied
 
     @cached_property
     def _begins(self) -> Array:

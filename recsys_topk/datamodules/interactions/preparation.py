@@ -71,8 +71,13 @@ class InteractionsPlan(PreparationPlan):
             "tables": [None if table is None else table.fingerprint() for table in tables],
             "sequences": asdict(self.sequences),
             "min_rating": self.min_rating,
-            **({"ages": True} if self.ages else {}),
+            **({"ages": True} if self.times else {}),
         }
+
+    @property
+    def times(self) -> bool:
+        """Whether to store the time of each interaction."""
+        return self.ages or self.sequences.split == "time"
 
 
 @dataclass(frozen=True)
@@ -83,13 +88,13 @@ class ChunkMaker:
         options: Options of the split and the requests.
         seed: Seed of the order of interactions at the same time.
         keys: The keys of all items, ascending.
-        ages: Whether to store the time of each interaction.
+        times: Whether to store the time of each interaction.
     """
 
     options: SequenceOptions
     seed: int
     keys: Array
-    ages: bool
+    times: bool
 
     def __call__(self, table: Any) -> dict[str, Any]:
         """Return the prepared columns of a table that holds all rows of its users, by table and name.
@@ -121,7 +126,7 @@ class ChunkMaker:
             "users.count": np.bincount(user[trained], minlength=opens.size),
             "events.item": rows["item"][made.row].astype(np.int32),
         }
-        if self.ages:
+        if self.times:
             columns["events.time"] = rows["time"][made.row]
         names = [name for name in table.column_names if name.startswith(".")]
         for split, requests in made.requests.items():
@@ -172,7 +177,7 @@ class InteractionsPreparation:
         keys = {role: keys_of(ids).keys for role, ids in found.items()}
         self._items.check_known(keys["item"])
         options = replace(plan.sequences, cuts=self._cuts())
-        make = ChunkMaker(options, plan.split_seed, items.keys, plan.ages)
+        make = ChunkMaker(options, plan.split_seed, items.keys, plan.times)
         numbers = {**keys, "item": np.searchsorted(items.keys, keys["item"]).astype(np.int32)}
         ids = {role: pa.table({"id": found[role], "number": number}) for role, number in numbers.items()}
         order = ["user", "time", *(["row"] if plan.description.columns("context") else [])]
@@ -195,6 +200,7 @@ class InteractionsPreparation:
             "users": self._columns.length("users.key"),
             "items": int(items.keys.size),
             "requests": {split: self._columns.length(f"{split}.user") for split in SPLITS},
+            "split": plan.sequences.split,
             "times": describe_times(unit, *span) if unit else "the order of the rows",
             "left_out": {**engine.left_out, **({"repeated rows": duplicates} if duplicates else {})},
         }

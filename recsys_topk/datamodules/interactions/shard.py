@@ -133,21 +133,33 @@ class InteractionsShard(Shard):
         """Return all items of the user before each request, oldest first."""
         return self._items_between(self._requests["start"][rows], self._requests["stop"][rows])
 
-    def _items_between(self, start: Array, stop: Array) -> Tensor:
-        """Return the items of event ranges, as rows of the catalogue, followed by padding."""
+    def _items_between(self, start: Array, stop: Array, chosen: Array | None = None) -> Tensor:
+        """Return the items of event ranges (only of `chosen` events), as rows of the catalogue, with padding."""
         width = int((stop - start).max(initial=0))
         at = start[:, None] + np.arange(width)
         there = at < stop[:, None]
+        if chosen is not None:
+            there &= chosen[np.where(there, at, 0)]
         item = self.prepared.events[np.where(there, at, 0)].astype(np.int64)
         return torch.from_numpy(np.where(there, item if self._places is None else self._places[item], -1))
 
     def sequences(self, held_out: bool = True) -> tuple[Array, Array]:
         """See `Shard.sequences`."""
+        user, at = self._training_events(held_out)
+        return user, self.prepared.items["item_id"][self.prepared.events[at]]
+
+    def times(self, held_out: bool = True) -> Array | None:
+        """See `Shard.times`."""
+        time = self.prepared.table("events").get("time") if self.prepared.facts.get("split") == "time" else None
+        return None if time is None else time[self._training_events(held_out)[1]]
+
+    def _training_events(self, held_out: bool) -> tuple[Array, Array]:
+        """Return the user of each interaction of `sequences`, and its row in the events."""
         start, first = np.unique(self._requests["start"], return_index=True)
         length = self._requests["seen"][first] - start  # in training, `seen` ends after the user's last interaction
         row = np.repeat(np.arange(start.size), length)
         at = np.arange(row.size) + (start - np.cumsum(length) + length)[row]
-        return self._requests["user"][first][row], self.prepared.items["item_id"][self.prepared.events[at]]
+        return self._requests["user"][first][row], at
 
     @cached_property
     def _length(self) -> int:

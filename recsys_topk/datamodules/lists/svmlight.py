@@ -43,23 +43,21 @@ def largest_index(path: str | Path) -> int:
     return max((int(index.max(initial=0)) for _, _, _, index, _ in _parsed(path)), default=0)
 
 
-def open_svmlight(path: str | Path, width: Callable[[], int], query_file: str | Path | None = None) -> TableReader:
+def open_svmlight(path: str | Path, width: Callable[[], int]) -> TableReader:
     """Open a file as a table with the columns ``query``, ``label`` and ``features``, a dense vector.
 
-    Features missing in a line are 0. Line numbers in error messages count from 1.
+    Features missing in a line are 0. Without ``qid:`` in the lines, the file ``<path>.query`` has the lengths of the
+    lists, in order. Line numbers in error messages count from 1.
 
     Args:
         path: The file; it may be compressed.
         width: Returns the largest feature index of all related files; called when rows are read.
-        query_file: File with the lengths of the lists, in order; None = ``<path>.query`` if lines have no ``qid:``.
     """
     files, (place,) = list_files(path)
-    beside = str(query_file) if query_file is not None else f"{path}.query"
-    lengths: Array | None = None
+    beside = f"{path}.query"
     with files.open(place, "rb", compression="infer") as file:
-        own = any(b"qid:" in line for line in itertools.islice(file, 100))
-    if query_file is not None or not own:
-        lengths = _read_lengths(beside, path)
+        named = any(b"qid:" in line for line in itertools.islice(file, 100))
+    lengths = None if named else _read_lengths(beside, path)
     schema = pa.schema([
         ("query", pa.int64()), ("label", pa.float64()), ("features", pa.list_(pa.float32())),
     ])  # fmt: skip
@@ -80,12 +78,12 @@ def open_svmlight(path: str | Path, width: Callable[[], int], query_file: str | 
             dense = np.zeros((labels.size, columns_wide), dtype=np.float32)
             dense[row, index - 1] = value
             done += labels.size
-            made = {
+            arrays = {
                 "query": pa.array(query),
                 "label": pa.array(labels),
                 "features": pa.FixedSizeListArray.from_arrays(pa.array(dense.reshape(-1)), columns_wide),
             }
-            yield pa.record_batch([made[name] for name in columns], names=list(columns))
+            yield pa.record_batch([arrays[name] for name in columns], names=list(columns))
         if queries is not None and done < queries.size:
             raise ValueError(
                 f"{beside} has list lengths for {queries.size} rows, and {path} has {done}; make them equal"

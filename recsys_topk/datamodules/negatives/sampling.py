@@ -17,7 +17,7 @@ _ROUNDS: Final = 4
 """Number of rounds of draws. Each has twice as many draws as the one before. `_race` then fills incomplete lists."""
 
 _RACE_CELLS: Final = 2**22
-"""Maximum of lists times items in one race on devices other than the CPU."""
+"""Maximum of lists times items in one race."""
 
 _NEGLIGIBLE: Final = 1e-12
 """On devices other than the CPU, incomplete lists are ignored if their probability is below this value."""
@@ -124,7 +124,7 @@ class Drawn:
     waited: Tensor
 
 
-def draw_distinct(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, number: int) -> Drawn:
+def draw_distinct(source: Source, keys: Tensor, listed: Tensor, listed_mask: Tensor, number: int) -> Drawn:
     """Draw `number` distinct items for each list, excluding the list's own items.
 
     A list accepts its draws in order and rejects own items and repeats. The result depends only on the key, the own
@@ -140,91 +140,67 @@ def draw_distinct(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, n
     Args:
         source: The source of the items.
         keys: (B,) from `request_keys`.
-        own: (B, N) items of each list.
-        own_mask: (B, N) boolean, True = a real item.
+        listed: (B, N) items of each list.
+        listed_mask: (B, N) boolean, True = a real item.
         number: Number of items to draw per list, n.
 
     Example:
         >>> from recsys_topk.datamodules.negatives.draws import request_keys
         >>> keys = request_keys(42, torch.tensor([7, 8]))
-        >>> own = torch.tensor([[0, 1], [2, 3]])
-        >>> drawn = draw_distinct(Uniform(6, own.device), keys, own, own >= 0, 4)
+        >>> listed = torch.tensor([[0, 1], [2, 3]])
+        >>> drawn = draw_distinct(Uniform(6, listed.device), keys, listed, listed >= 0, 4)
         >>> drawn.items.sort(-1).values
         tensor([[2, 3, 4, 5],
                 [0, 1, 4, 5]])
     """
-    if not may_read(own):
-        return _draw_static(source, keys, own, own_mask, number)
-    lists = keys.shape[0]
-    items = own.new_zeros((lists, number + 1))  # the last column receives unwanted items
-    count = own.new_zeros(lists)
-    tries = own.new_zeros(lists)
-    open_rows: Tensor | None = None  # incomplete lists; None = all lists
+    reads, size, lists = may_read(listed), source.size, keys.shape[0]
+    columns = torch.arange(number, device=listed.device)
+    items = listed.new_zeros((lists, number + 1))  # the last column receives unwanted items
+    count, tries = listed.new_zeros(lists), listed.new_zeros(lists)
+    rounds, surely = _ROUNDS, False
+    if not reads and isinstance(source, Uniform) and size:
+        # A uniform draw is rejected only if it is an own item or a repeat: a lower bound of its acceptance rate.
+        rounds, surely = rounds_needed(1.0 - (listed.shape[1] + number) / size, number)
+    here: Tensor | slice = slice(None)  # the incomplete lists; all lists where they cannot be read
     begin, length = 0, _first_length(number)
-    for _ in range(_ROUNDS if source.tickets and lists and number else 0):
-        here = slice(None) if open_rows is None else open_rows
+    for _ in range(rounds if (source.tickets if reads else size) and lists and number else 0):
         new = source.item(integers(keys[here], begin, begin + length, source.tickets))
-        known, known_mask = own[here], own_mask[here]
+        known, known_mask, have = listed[here], listed_mask[here], count[here]
         if begin:
-            taken = torch.arange(number, device=own.device) < count[here][:, None]
+            taken = columns < have[:, None]
             known, known_mask = torch.cat([known, items[here, :-1]], 1), torch.cat([known_mask, taken], 1)
         fresh = _fresh(known, known_mask, new)
-        place = fresh.cumsum(1).add_(count[here][:, None])
+        if isinstance(source.tickets, Tensor):
+            fresh = fresh & (source.tickets > 0)
+        place = fresh.cumsum(1).add_(have[:, None])
         target = torch.where(fresh, place - 1, number).clamp_max_(number)
         items[here] = items[here].scatter_(1, target, new)
-        count[here] = place[:, -1].clamp_max(number)
         # Draws used: all draws before the list was full, and the draw that filled it.
-        tries[here] += (place < number).sum(1) + (place[:, -1] >= number)
-        open_rows = (count < number).nonzero().squeeze(1)
-        if not open_rows.numel():
-            break
+        looked = (place < number).sum(1) + (place[:, -1] >= number)
+        tries[here] += looked if reads else torch.where(have < number, looked, 0)
+        count[here] = place[:, -1].clamp_max(number)
         begin, length = begin + length, 2 * length
-    else:
-        drawn = tries.sum()
-        rejected = drawn - count.sum()
-        items = items[:, :-1].contiguous()
-        waited = _race(source, keys, own, own_mask, items, count)
-        mask = torch.arange(number, device=own.device) < count[:, None]
-        return Drawn(items, mask, drawn, rejected, tries, waited)
-    full = torch.ones((), dtype=torch.bool, device=own.device).expand(lists, number)
-    drawn = tries.sum()
-    return Drawn(items[:, :-1], full, drawn, drawn - count.sum(), tries, _no_race(tries))
+        if reads:
+            here = (count < number).nonzero().squeeze(1)
+            if not here.numel():
+                surely = True
+                break
+    drawn, waited = tries.sum(), torch.zeros_like(tries, dtype=torch.float64)
+    rejected = drawn - count.sum()
+    if reads and surely:
+        full = torch.ones((), dtype=torch.bool, device=listed.device).expand(lists, number)
+        return Drawn(items[:, :-1], full, drawn, rejected, tries, waited)
+    if not surely and size and lists and number:
+        limit = max(1, _RACE_CELLS // size)
+        few = (count < number).nonzero().squeeze(1) if reads else count.topk(min(lists, limit), largest=False).indices
+        for rows in torch.split(few, limit):
+            waited[rows] = _race(source, keys, listed, listed_mask, items, count, rows)
+    waited = torch.where(count < number, torch.inf, waited)
+    return Drawn(items[:, :-1], columns < count[:, None], drawn, rejected, tries, waited)
 
 
 def _first_length(number: int) -> int:
     return number + number // 8 + 8
-
-
-def _draw_static(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, number: int) -> Drawn:
-    """Do the same as `draw_distinct`, with shapes that do not depend on values. A full list rejects all draws."""
-    lists, columns = keys.shape[0], torch.arange(number, device=own.device)
-    items = own.new_zeros((lists, number + 1))  # the last column receives unwanted items
-    count, tries = own.new_zeros(lists), own.new_zeros(lists)
-    # A uniform draw is rejected only if it is an own item or a repeat. This is a lower bound of its acceptance rate.
-    accepted = 1.0 - (own.shape[1] + number) / source.size if isinstance(source, Uniform) and source.size else 0.0
-    rounds, surely = rounds_needed(accepted, number)
-    begin, length = 0, _first_length(number)
-    for _ in range(rounds if source.size and lists and number else 0):
-        new = source.item(integers(keys, begin, begin + length, source.tickets))
-        known = torch.cat([own, items[:, :-1]], 1)
-        fresh = _fresh(known, torch.cat([own_mask, columns < count[:, None]], 1), new)
-        if isinstance(source.tickets, Tensor):
-            fresh = fresh & (source.tickets > 0)
-        place = fresh.cumsum(1).add_(count[:, None])
-        items.scatter_(1, torch.where(fresh, place - 1, number).clamp_max_(number), new)
-        looked = (place < number).sum(1) + (place[:, -1] >= number)
-        tries = tries + torch.where(count < number, looked, 0)
-        count = place[:, -1].clamp_max(number)
-        begin, length = begin + length, 2 * length
-    drawn, waited = tries.sum(), _no_race(tries)
-    rejected = drawn - count.sum()
-    if not surely and source.size and lists and number:
-        count, waited = _race_static(source, keys, own, own_mask, items, count)
-    return Drawn(items[:, :-1], columns < count[:, None], drawn, rejected, tries, waited)
-
-
-def _no_race(tries: Tensor) -> Tensor:
-    return torch.zeros_like(tries, dtype=torch.float64)
 
 
 def rounds_needed(accepted: float, number: int) -> tuple[int, bool]:
@@ -269,45 +245,22 @@ def _sort_rows(x: Tensor) -> Tensor:
     return x.sort(dim=1).values
 
 
-def _race(source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, items: Tensor, count: Tensor) -> Tensor:
-    """Fill incomplete lists in place with the remaining items that have the smallest exponential / weight.
+def _race(
+    source: Source, keys: Tensor, listed: Tensor, listed_mask: Tensor, items: Tensor, count: Tensor, rows: Tensor
+) -> Tensor:
+    """Fill lists `rows` in place with the remaining items that have the smallest exponential / weight.
 
-    Return the time of each race, (B,), as in `Drawn.waited`.
+    Shapes do not depend on values. The last column of `items` receives unwanted items. Return the time of each race,
+    as in `Drawn.waited`.
     """
-    number, waited = items.shape[1], _no_race(count)
-    weight = source.weight()
-    for row in (count < number).nonzero().squeeze(1).tolist():
-        time = exponentials(keys[row : row + 1], source.size)[0] / weight
-        have = int(count[row])
-        time[own[row, own_mask[row]]] = torch.inf
-        time[items[row, :have]] = torch.inf
-        best, winners = time.topk(min(number - have, source.size), largest=False)
-        winners = winners[best.isfinite()]
-        items[row, have : have + winners.numel()] = winners
-        count[row] = have + winners.numel()
-        waited[row] = best[-1] * source.tickets if count[row] == number else torch.inf
-    return waited
-
-
-def _race_static(
-    source: Source, keys: Tensor, own: Tensor, own_mask: Tensor, items: Tensor, count: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Fill the lists with the fewest items in place, like `_race`. Return the new counts and `Drawn.waited`.
-
-    Shapes do not depend on values. The last column of `items` receives unwanted items.
-    """
-    number, size = items.shape[1] - 1, source.size
-    lists = min(len(keys), max(1, _RACE_CELLS // size))
-    have, rows = count.topk(lists, largest=False)
+    number, size, have = items.shape[1] - 1, source.size, count[rows]
     time = torch.nn.functional.pad(exponentials(keys[rows], size) / source.weight(), (0, 1))
-    taken = torch.arange(number, device=own.device) < have[:, None]
-    time.scatter_(1, torch.where(own_mask[rows], own[rows], size), torch.inf)
+    taken = torch.arange(number, device=listed.device) < have[:, None]
+    time.scatter_(1, torch.where(listed_mask[rows], listed[rows], size), torch.inf)
     time.scatter_(1, torch.where(taken, items[rows, :-1], size), torch.inf)
     best, winners = time[:, :-1].topk(min(number, size), largest=False)
-    place = have[:, None] + torch.arange(winners.shape[1], device=own.device)
+    place = have[:, None] + torch.arange(winners.shape[1], device=listed.device)
     wins = best.isfinite() & (place < number)
     items[rows] = items[rows].scatter_(1, torch.where(wins, place, number), winners)
-    after = count.index_add(0, rows, wins.sum(1))
-    took = torch.where(wins, best, 0.0).amax(1) * source.tickets
-    waited = _no_race(count).index_copy(0, rows, took.double())
-    return after, torch.where(after < number, torch.inf, waited)
+    count[rows] = have + wins.sum(1)
+    return (torch.where(wins, best, 0.0).amax(1) * source.tickets).double()

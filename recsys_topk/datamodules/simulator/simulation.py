@@ -50,6 +50,7 @@ def simulate(out: str | Path, config: WorldConfig, progress: Callable[[str], Non
         if not target.is_dir() or any(target.iterdir()):
             raise FileExistsError(f"{target} exists and is not empty; choose another folder or remove it")
         target.rmdir()
+    config.check_memory()
     world = World.make(config)
     with whole_folder(target) as folder:
         write_counts(folder / "data", world.counts)

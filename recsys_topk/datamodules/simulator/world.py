@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from recsys_topk.checks import check_budget
 from recsys_topk.datamodules.recflow.days import midnight, parse_day
 from recsys_topk.registry import suggest
 from recsys_topk.types import Array
@@ -77,11 +78,11 @@ class WorldConfig:
     new_items: int | None = None
 
     def __post_init__(self) -> None:
-        parse_day(self.start)
+        if not 0 < self.days <= (dt.date.max - parse_day(self.start)).days:
+            raise ValueError(f"a world needs at least 1 days and must end before the year 10000, got {self.days} days")
         least = {
             "users": 1,
             "items": 200,
-            "days": 1,
             "requests": 1,
             "dim": 1,
             "retrieved": 64,
@@ -99,6 +100,19 @@ class WorldConfig:
                 f"new_items must lie between 0 and 90 % of the {self.items} items over {self.days} days, got "
                 f"{self.new_items} per day; use more items or fewer new ones"
             )
+
+    def check_memory(self) -> None:
+        """Raise if simulating the world needs more memory than the machine has; see `check_budget`."""
+        sizes = {
+            "users": self.users * (20 * self.dim + 1250),  # two tastes and their making, 50 views
+            "items": self.items * (12 * self.dim + 100),
+            "requests": self.requests * (24 * self.days + 2000),  # the log, the groups and histories of a day
+            "retrieved": 2048 * self.retrieved * (4 * self.dim + 30),  # of the requests that are simulated at once
+            "searched": 4096 * min(self.searched, self.items) * (self.retrieval_noise is not None),
+        }
+        largest = max(sizes, key=lambda name: sizes[name])
+        advice = f"use a smaller --data.world.{largest}, now {getattr(self, largest):,}, or --data.world.dim"
+        check_budget(sum(sizes.values()), "the simulated world", advice)
 
     @property
     def day_names(self) -> tuple[str, ...]:

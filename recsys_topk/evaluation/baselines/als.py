@@ -44,6 +44,6 @@ class ALS(Baseline):
 
     def scores(self, histories: Tensor) -> Tensor:
         """See `Baseline.scores`."""
-        items = self._model.item_factors
-        had = history_matrix(histories, len(items))
-        return torch.from_numpy(self._model.recalculate_user(np.arange(len(histories)), had) @ items.T)
+        item_factors = self._model.item_factors
+        user_items = history_matrix(histories, len(item_factors))
+        return torch.from_numpy(self._model.recalculate_user(np.arange(len(histories)), user_items) @ item_factors.T)

@@ -58,10 +58,10 @@ class Baseline(Recorded, ABC):
         parts = []
         step = max(1, PAIRS_AT_ONCE // items)
         for first in range(0, requests.own.shape[0], step):
-            some = slice(first, first + step)
-            scores = self.scores(requests.earlier[some].cpu()).to(requests.own.device)
+            rows = slice(first, first + step)
+            scores = self.scores(requests.earlier[rows].cpu()).to(requests.own.device)
             fields = ("own", "labels", "mask", "excluded", "own_excluded", "earlier")
-            chunk = replace(requests, **{name: getattr(requests, name)[some] for name in fields})
+            chunk = replace(requests, **{name: getattr(requests, name)[rows] for name in fields})
             parts.append(best_scored(chunk, partial(_columns, scores), items, items, number))
         names = ("rows", "scores", "labels", "mask")
         return Candidates(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
@@ -82,6 +82,6 @@ def make_baselines(options: Mapping[str, Mapping[str, Any]]) -> list[Baseline]:
         ['popularity', 'transitions']
     """
     try:
-        return [registry.get(name, **own) for name, own in options.items()]
+        return [registry.get(name, **arguments) for name, arguments in options.items()]
     except TypeError as error:
         raise ValueError(f"baselines: {error}") from error

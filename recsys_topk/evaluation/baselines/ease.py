@@ -40,13 +40,13 @@ class EASE(Baseline):
                 f"{log.items:,}; leave it out"
             )
         user, item = log.interactions(self.name)
-        had = sparse_matrix(user, item, (int(user.max(initial=0)) + 1, log.items))
-        gram = torch.from_numpy((had.T @ had).toarray()).double()
+        user_items = sparse_matrix(user, item, (int(user.max(initial=0)) + 1, log.items))
+        gram = torch.from_numpy((user_items.T @ user_items).toarray()).double()
         gram.diagonal().add_(self.regularization)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
         self._weights = (inverse / -inverse.diagonal()).fill_diagonal_(0).float()
 
     def scores(self, histories: Tensor) -> Tensor:
         """See `Baseline.scores`."""
-        had = torch.zeros(len(histories), len(self._weights) + 1)
-        return had.scatter_(1, histories.remainder(had.shape[1]), 1.0)[:, :-1] @ self._weights
+        user_items = torch.zeros(len(histories), len(self._weights) + 1)
+        return user_items.scatter_(1, histories.remainder(user_items.shape[1]), 1.0)[:, :-1] @ self._weights

@@ -32,7 +32,7 @@ def fit_implicit(path: str, baseline: str, log: TrainingLog, **options: Any) -> 
         raise ImportError(message, name="implicit") from error
     matrix = sparse_matrix(user, item, (int(user.max(initial=0)) + 1, log.items))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"implicit\.")  # on threads of BLAS, and on its own conversions
+        warnings.filterwarnings("ignore", module=r"implicit\.")  # about threads of BLAS and conversions of matrices
         model = cls(num_threads=torch.get_num_threads(), **options)
         model.fit(matrix, show_progress=False)
     return model
@@ -41,12 +41,12 @@ def fit_implicit(path: str, baseline: str, log: TrainingLog, **options: Any) -> 
 def history_matrix(histories: Tensor, items: int) -> Any:
     """Return histories, (B, H) rows followed by -1, as a SciPy matrix (B, C) with 1 where a user had an item."""
     rows = histories.numpy()
-    request, at = np.nonzero(rows >= 0)
-    return sparse_matrix(request, rows[request, at], (len(rows), items))
+    request, column = np.nonzero(rows >= 0)
+    return sparse_matrix(request, rows[request, column], (len(rows), items))
 
 
 def sparse_matrix(user: Array, item: Array, shape: tuple[int, int]) -> Any:
-    """Return a SciPy matrix with 1 at the given places."""
+    """Return a SciPy matrix with 1 for each pair of a user and an item."""
     from scipy.sparse import csr_matrix
 
     matrix = csr_matrix((np.ones(len(user), np.float32), (user, item)), shape)

@@ -27,11 +27,11 @@ class MostPopular(Baseline):
         return self._counts.expand(histories.shape[0], -1)
 
     def candidates(self, requests: Requests, number: int, *, items: int) -> Candidates:
-        """See `Baseline.candidates`. Only the head of the order is looked at."""
-        taken = torch.cat([torch.where(requests.mask, requests.own, -1), requests.excluded], 1)
-        head = self._order[: number + taken.shape[1]].expand(taken.shape[0], -1)
-        free = ~contains(taken, head)
+        """See `Baseline.candidates`. Only the most popular items are compared."""
+        removed = torch.cat([torch.where(requests.mask, requests.own, -1), requests.excluded], 1)
+        head = self._order[: number + removed.shape[1]].expand(removed.shape[0], -1)
+        head_mask = ~contains(removed, head)
         rows = torch.cat([head, requests.own], 1)
         labels = torch.cat([torch.zeros_like(head, dtype=torch.float32), requests.labels.float()], 1)
         scores = self._counts[rows].double()
-        return best_of(rows, scores, labels, torch.cat([free, requests.mask], 1), number)
+        return best_of(rows, scores, labels, torch.cat([head_mask, requests.mask], 1), number)

@@ -44,13 +44,13 @@ class Transitions(Baseline):
     def scores(self, histories: Tensor) -> Tensor:
         """See `Baseline.scores`."""
         history, size = histories.numpy(), len(self._ends) - 1
-        found = np.zeros(len(history) * size)
+        scores = np.zeros(len(history) * size)
         length = (history >= 0).sum(1)
         for age in range(1, min(self.newest, history.shape[1]) + 1):
             request = np.flatnonzero(length >= age)
             item = history[request, length[request] - age]
             number = self._ends[item + 1] - self._ends[item]
-            at = np.arange(number.sum()) + np.repeat(self._ends[item] - np.cumsum(number) + number, number)
-            cell = np.repeat(request, number) * size + self._to[at]
-            found[cell] += self._weight[at] / age  # the cells of one age are distinct
-        return torch.from_numpy(found.reshape(-1, size))
+            pair = np.arange(number.sum()) + np.repeat(self._ends[item] - np.cumsum(number) + number, number)
+            cell = np.repeat(request, number) * size + self._to[pair]
+            scores[cell] += self._weight[pair] / age  # the cells of one age are distinct
+        return torch.from_numpy(scores.reshape(-1, size))

@@ -13,7 +13,7 @@ import numpy as np
 from numba.core import types
 
 from recsys_topk.ops.backends.compiled.build import native
-from recsys_topk.ops.backends.compiled.lanes import intrinsic
+from recsys_topk.ops.backends.compiled.lanes import instruction, intrinsic
 from recsys_topk.ops.backends.compiled.memory import claim, read
 from recsys_topk.ops.backends.machine_code import Code
 
@@ -21,16 +21,11 @@ from recsys_topk.ops.backends.machine_code import Code
 HEAD = 16
 
 
-@intrinsic
-def invoke(context: Any, code: Any, address: Any) -> Any:
+@instruction(types.void, types.int64, types.int64)
+def invoke(builder: Any, code: Any, address: Any) -> None:
     """Call the C function at `code` with an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
-        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [arguments[1]])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
+    builder.call(builder.inttoptr(code, kind.as_pointer()), [address])
 
 
 @native

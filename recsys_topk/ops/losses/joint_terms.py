@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import full_mask
+from recsys_topk.numerics import add_eps, full_mask
 from recsys_topk.ops.backends.machine_code import Kernel
 from recsys_topk.ops.backends.task import STAGE_ROWS, Task, address_of, run
 from recsys_topk.ops.dispatch import (
@@ -28,6 +29,11 @@ from recsys_topk.ops.losses.topk_loss import bounded_logs, counted_lists
 from recsys_topk.ops.selection.membership import Law
 from recsys_topk.ops.selection.weighted import SLACK
 from recsys_topk.processes import divisor, divisors
+
+LONGEST_ON_GPU = 4096  # items of a list; one program holds whole lists
+
+# (scores, k, mask, item weights or None) -> log p and log(1 - p) as they enter a cross-entropy
+Logs = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 # The laws whose memberships have a joint objective.
 LAWS = ("dftopk", "logistic", "laplace", "clip")
@@ -47,7 +53,7 @@ class JointTask(NamedTuple):
         k: How many items are wanted; None = each list's number of positives.
         quotas: How many items each stage passes on; None = k.
         above: Items with a label above this are positive.
-        law: Which membership.
+        law: Which membership; None = that of `logs`, see `joint_losses`.
         item_weights: (B, N), at least 0, constants; None = 1. An item of weight 2 equals two copies of it, an item of
             weight 0 a masked one; k and quotas are then parts of the sum of the weights.
     """
@@ -57,7 +63,7 @@ class JointTask(NamedTuple):
     k: int | None
     quotas: tuple[int, ...] | None
     above: float
-    law: Law
+    law: Law | None
     item_weights: Tensor | None = None
 
 
@@ -73,20 +79,38 @@ def joint_terms(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tens
         scores: M tensors (B, N), N >= 2; masked places may hold anything.
         task: The other arguments.
     """
-    losses, counted = joint_losses(scores, task)
+    return mean_terms(*joint_losses(scores, task))
+
+
+def mean_terms(losses: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the means of `joint_losses` over the lists that count: of each stage, (M,), and of surviving all."""
+    # One sum over processes for all terms, because another process may use the compiled kernel.
     means = losses.sum(1) / divisor(counted.sum(1), losses.dtype)
     return means[:-1], means[-1]
 
 
-def joint_losses(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
-    """Return the losses of the lists and which lists count, (M + 1, B) each: one row per stage, then survival."""
+def joint_losses(
+    scores: Sequence[Tensor], task: JointTask, logs: Logs | None = None, eps: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return the losses of the lists and which lists count, (M + 1, B) each: one row per stage, then survival.
+
+    Args:
+        scores: M tensors (B, N).
+        task: The other arguments of `joint_terms`.
+        logs: Computes the memberships, called with scores of 0 where masked; None = by the law of the task.
+        eps: Added to the probability inside the logarithms of the cross-entropy.
+    """
     labels, k, quotas, law = task.labels, task.k, task.quotas, task.law
     lists = counted_lists(labels, task.mask, k, task.above, task.item_weights)
     items, wanted, counted, target, weights = lists.items, lists.wanted, lists.counted, lists.target, lists.weights
     valid = full_mask(labels) if lists.mask is None else lists.mask
+    if logs is None:
+        assert law is not None
+        logs = partial(bounded_logs, law=law)
 
     def losses(log_p: Tensor, log_q: Tensor, rows: Tensor) -> Tensor:
-        chosen = torch.where(valid & rows[:, None], torch.where(target, log_p, log_q), 0.0)
+        chosen = add_eps(torch.where(target, log_p, log_q), eps)
+        chosen = torch.where(valid & rows[:, None], chosen, 0.0)
         return -(chosen if weights is None else chosen * weights).sum(1) / torch.where(items > 0, items, 1)
 
     terms, where, survivals, anywhere = [], [], [], torch.zeros_like(counted)
@@ -96,7 +120,8 @@ def joint_losses(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Ten
         row = rows[:, None]
         inside = valid & row
         given = None if weights is None else torch.where(row, weights, 1.0)
-        log_p, log_q = bounded_logs(torch.where(inside, x, 0.0), torch.where(rows, cut, 1), valid | ~row, law, given)
+        real = valid if lists.mask is None else valid | ~row
+        log_p, log_q = logs(torch.where(inside, x, 0.0), torch.where(rows, cut, 1), real, given)
         terms.append(losses(log_p, log_q, rows))
         where.append(rows)
         survivals.append((torch.where(inside, log_p, 0.0), torch.where(inside, log_q, -math.inf)))
@@ -111,6 +136,7 @@ def _serves(scores: Sequence[Tensor], task: JointTask) -> bool:
         and (task.item_weights is None or is_real(task.item_weights))
         and not task.labels.requires_grad
         and (task.mask is None or is_real(task.mask))
+        and task.law is not None
         and task.law.name in LAWS
         and task.labels.numel() > 0
     )
@@ -119,6 +145,7 @@ def _serves(scores: Sequence[Tensor], task: JointTask) -> bool:
 @joint_terms.backend("numba", _serves)
 def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
     labels, mask, k, quotas, above, law, item_weights = task
+    assert law is not None
     stages, (lists, n) = len(scores), labels.shape
     x, y = [one.detach().contiguous() for one in scores], labels.contiguous()
     m = None if mask is None else mask.contiguous()
@@ -162,8 +189,9 @@ def _numba(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
 
 def _serves_triton(scores: Sequence[Tensor], task: JointTask) -> bool:
     given = [x for x in (*scores, task.labels, task.mask) if x is not None]
-    known = task.law.name in LAWS and task.item_weights is None
-    return runs_triton(*given) and known and not task.labels.requires_grad and 2 <= task.labels.shape[1] < 2**28
+    known = task.law is not None and task.law.name in LAWS and task.item_weights is None
+    fits = 2 <= task.labels.shape[1] <= LONGEST_ON_GPU
+    return runs_triton(*given) and known and not task.labels.requires_grad and fits
 
 
 @joint_terms.backend("triton", _serves_triton, traced=True)
@@ -206,10 +234,10 @@ class _WithGradients(torch.autograd.Function):
                 return torch.cat([terms, joint[None]])
 
             return None, *through_reference(formula, scores, [grad])
-        *own, joint = (value * factor for value, factor in zip(grad.tolist(), ctx.factors, strict=True))
-        made = gradients[1] if is_last_backward() else gradients[1].clone()
+        *factors, joint = (value * factor for value, factor in zip(grad.tolist(), ctx.factors, strict=True))
+        result = gradients[1] if is_last_backward() else gradients[1].clone()
         if joint != 1.0:  # it is 1 in the objective if all lists count
-            made.mul_(joint)
+            result.mul_(joint)
         return None, *(
-            made[m].add_(gradients[0, m], alpha=own[m]) if x.requires_grad else None for m, x in enumerate(scores)
+            result[m].add_(gradients[0, m], alpha=factors[m]) if x.requires_grad else None for m, x in enumerate(scores)
         )

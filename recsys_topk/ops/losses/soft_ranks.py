@@ -81,11 +81,7 @@ def _itself(weights: Tensor | None) -> Tensor | float:
     return 0.5 if weights is None else 1.0 - 0.5 * weights.clamp_max(1.0)
 
 
-def _fake(scores: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(scores)
-
-
-@operation(fake=_fake)
+@operation(fake=lambda scores, *_: torch.empty_like(scores))
 def rank_values(scores: Tensor, wanted: Tensor, mask: Tensor, tau: float, weights: Tensor | None) -> Tensor:
     """Return the result of `soft_ranks`, without a gradient."""
     rows, ranks = better_items(wanted), torch.empty_like(scores)
@@ -95,7 +91,7 @@ def rank_values(scores: Tensor, wanted: Tensor, mask: Tensor, tau: float, weight
     return torch.where(wanted, ranks + _itself(weights), 1.0)
 
 
-@operation(fake=_fake)
+@operation(fake=lambda scores, *_: torch.empty_like(scores))
 def rank_gradient(
     scores: Tensor, wanted: Tensor, mask: Tensor, upstream: Tensor, tau: float, weights: Tensor | None
 ) -> Tensor:

@@ -23,6 +23,8 @@ from recsys_topk.ops.selection.membership import CLAMP, Law, membership_logs
 from recsys_topk.ops.selection.weighted import SLACK, weighted_pair
 from recsys_topk.processes import divisor, divisors
 
+LONGEST_ON_GPU = 8192  # items of a list; one program holds whole lists
+
 _MODULES = {
     "dftopk": "memberships",
     "logistic": "memberships",
@@ -121,9 +123,7 @@ def counted_lists(
     return CountedLists(mask, weights, items, wanted, counted, target)
 
 
-def bounded_logs(
-    x: Tensor, ks: Tensor, valid: Tensor, law: Law, weights: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def bounded_logs(x: Tensor, ks: Tensor, valid: Tensor, weights: Tensor | None, law: Law) -> tuple[Tensor, Tensor]:
     """Return the logarithms of `membership_logs` as they enter a cross-entropy: those of ``"clip"`` are clamped."""
     log_p, log_q = membership_logs(x, ks, valid, law, item_weights=weights)
     if law.name != "clip":
@@ -138,7 +138,7 @@ def _list_losses(
     """Return the loss of each list, (B,), for 0 < k < number of valid items and scores of 0 where masked."""
     if law.name == "fenchel_young":
         return fenchel_young(x, target, valid, law.tau, weights)
-    log_p, log_q = bounded_logs(x, ks, valid, law, weights)
+    log_p, log_q = bounded_logs(x, ks, valid, weights, law)
     chosen = torch.where(valid, torch.where(target, log_p, log_q), 0.0)
     if law.others != 1.0:
         part = torch.where(target, 1.0, law.others) * (valid.to(x.dtype) if weights is None else weights)
@@ -241,7 +241,7 @@ def _serves_triton(
     given = [x for x in (scores, labels, mask, k) if isinstance(x, Tensor)]
     whole = k is None or isinstance(k, int) or not k.is_floating_point()
     usual = item_weights is None and whole and not labels.requires_grad and law.others == 1.0
-    return usual and runs_triton(*given) and 2 <= scores.shape[1] < 2**28
+    return usual and runs_triton(*given) and 2 <= scores.shape[1] <= LONGEST_ON_GPU
 
 
 @topk_loss.backend("triton", _serves_triton, traced=True)

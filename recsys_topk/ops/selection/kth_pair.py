@@ -63,12 +63,7 @@ def kth_values(filled: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
     return kth_largest(filled.detach(), None, k)
 
 
-def _fake_pair(filled: Tensor, ks: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-    shape = (filled.shape[0], 1)
-    return filled.new_empty(shape), filled.new_empty(shape)
-
-
-@operation(fake=_fake_pair)
+@operation(fake=lambda filled, *_: tuple(filled.new_empty(filled.shape[0], 1) for _ in range(2)))
 def kth_largest(filled: Tensor, ks: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
     """Return (x_[k], x_[k+1]) of each row, each (B, 1), for one k per row (`ks`) or one for all (`k`)."""
     if ks is None:

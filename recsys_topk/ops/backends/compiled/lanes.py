@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import llvmlite.ir as ir  # type: ignore[import-untyped]
@@ -22,6 +23,28 @@ from recsys_topk.ops.backends.task import WIDTH
 def intrinsic(function: Callable[..., Any]) -> Any:
     """Make a function for compiled code from one that returns its signature and a generator of instructions."""
     return extending.intrinsic(function)
+
+
+def instruction(result: Any, *kinds: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function for compiled code from one that takes LLVM's builder and values, and returns the result.
+
+    Args:
+        result: The type of the result.
+        kinds: The types of the arguments.
+    """
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        @wraps(emit)  # numba takes the names of the arguments from the signature, without the first
+        def typed(context: Any, *arguments: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                value = emit(builder, *values)
+                return context.get_dummy_value() if result == types.void else value
+
+            return result(*kinds), generate
+
+        return intrinsic(typed)
+
+    return decorate
 
 
 class Lanes(types.Type):
@@ -136,14 +159,10 @@ def splat(context: Any, number: Any) -> Any:
     return Lanes(number)(number), generate
 
 
-@intrinsic
-def places(context: Any, start: Any) -> Any:
+@instruction(INTEGERS, types.int32)
+def places(builder: Any, start: Any) -> Any:
     """Return start + 0, 1, ..., 15 of an int32."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.add(_spread(builder, arguments[0]), ir.Constant(_places(WIDTH), list(range(WIDTH))))
-
-    return INTEGERS(types.int32), generate
+    return builder.add(_spread(builder, start), ir.Constant(_places(WIDTH), list(range(WIDTH))))
 
 
 @intrinsic
@@ -181,15 +200,11 @@ floats_of = _cast("floats_of", INTEGERS, FLOATS, "bitcast", "Return the floats w
 to_floats = _cast("to_floats", INTEGERS, FLOATS, "sitofp", "Return integers as floats.")
 
 
-@intrinsic
-def count(context: Any, bits: Any) -> Any:
+@instruction(types.int32, BITS)
+def count(builder: Any, bits: Any) -> Any:
     """Return how many of 16 bits are set, an int32."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        packed = builder.bitcast(arguments[0], ir.IntType(WIDTH))
-        return builder.zext(builder.ctpop(packed), ir.IntType(32))
-
-    return types.int32(BITS), generate
+    packed = builder.bitcast(bits, ir.IntType(WIDTH))
+    return builder.zext(builder.ctpop(packed), ir.IntType(32))
 
 
 def _fold(builder: Any, lanes: Any, combine: Callable[[Any, Any], Any]) -> Any:
@@ -204,31 +219,19 @@ def _fold(builder: Any, lanes: Any, combine: Callable[[Any, Any], Any]) -> Any:
     return builder.extract_element(lanes, ir.Constant(ir.IntType(32), 0))
 
 
-@intrinsic
-def total(context: Any, lanes: Any) -> Any:
+@instruction(types.float32, FLOATS)
+def total(builder: Any, lanes: Any) -> Any:
     """Return the sum of 16 floats."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _fold(builder, arguments[0], builder.fadd)
-
-    return types.float32(FLOATS), generate
+    return _fold(builder, lanes, builder.fadd)
 
 
-@intrinsic
-def least(context: Any, lanes: Any) -> Any:
+@instruction(types.float32, FLOATS)
+def least(builder: Any, lanes: Any) -> Any:
     """Return the smallest of 16 floats."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _fold(builder, arguments[0], lambda a, b: builder.select(builder.fcmp_ordered("<", a, b), a, b))
-
-    return types.float32(FLOATS), generate
+    return _fold(builder, lanes, lambda a, b: builder.select(builder.fcmp_ordered("<", a, b), a, b))
 
 
-@intrinsic
-def greatest(context: Any, lanes: Any) -> Any:
+@instruction(types.float32, FLOATS)
+def greatest(builder: Any, lanes: Any) -> Any:
     """Return the largest of 16 floats."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _fold(builder, arguments[0], lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
-
-    return types.float32(FLOATS), generate
+    return _fold(builder, lanes, lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))

@@ -10,14 +10,54 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from recsys_topk.ops.backends.triton_kernels import long_joint
 from recsys_topk.ops.backends.triton_kernels.launch import LARGEST_INT, registered, value_and_gradient
-from recsys_topk.ops.backends.triton_kernels.rows import LAWS, bytes_of, item_terms, kth_pair, tiling, true_items
-from recsys_topk.ops.backends.triton_kernels.survival import loss_of_surviving, one_stage_more, slope_of_surviving
+from recsys_topk.ops.backends.triton_kernels.rows import (
+    CLIP,
+    LAPLACE,
+    LAWS,
+    bytes_of,
+    item_terms,
+    kth_pair,
+    log1p_unit,
+    tails,
+    tiling,
+    true_items,
+)
 from recsys_topk.ops.dispatch import through_reference, wants_graph
-from recsys_topk.ops.losses.joint_terms import JointTask, joint_losses
+from recsys_topk.ops.losses.joint_terms import JointTask, joint_losses, mean_terms
 from recsys_topk.ops.selection.membership import Law
-from recsys_topk.processes import divisor
+
+
+@triton.jit
+def one_stage_more(u, survived, failed, LAW: tl.constexpr):  # noqa: N803
+    """Return log prod_m p_m and log(1 - prod_m p_m) after one more stage; `survived` and `failed` are those before."""
+    log_p, log_q, _, _ = tails(u, LAW)
+    if LAW == CLIP:  # p is 1 in a stage that all items survive, and not clamped
+        log_p, log_q = tl.where(u < 1e38, log_p, 0.0), tl.where(u < 1e38, log_q, -1e38)
+    fails = tl.maximum(log_q, -1e38) + survived
+    more, less = tl.maximum(failed, fails), tl.minimum(failed, fails)
+    return survived + log_p, more + log1p_unit(tl.exp(less - more))
+
+
+@triton.jit
+def loss_of_surviving(survived, failed):
+    """Return -log(1 - prod_m p_m), the loss of an item that is not true."""
+    likely = survived > -0.6931472  # then q < 1/2
+    return tl.where(likely, -failed, -tl.log(1.0 - tl.exp(tl.where(likely, -1.0, survived))))
+
+
+@triton.jit
+def slope_of_surviving(u, true, survived, failed, LAW: tl.constexpr):  # noqa: N803
+    """Return the derivative of the survival loss with respect to u of a stage; 0 for u = 3e38 (all items survive)."""
+    log_p, log_q, rise, _ = tails(u, LAW)
+    if LAW == CLIP:  # p is at least 1e-6 in every stage, so nothing overflows
+        d = tl.where(true, -1.0, tl.exp(survived - failed)) * rise
+    else:
+        log_rise = log_q
+        if LAW == LAPLACE:
+            log_rise = tl.where(u > 0.0, log_q - log_p, 0.0)
+        d = tl.where(true, -rise, tl.exp(tl.minimum(survived - failed + log_rise, 0.0)))
+    return tl.where(u < 1e38, d, 0.0)
 
 
 @triton.jit(do_not_specialize=["lists", "k"])
@@ -111,8 +151,6 @@ def fused_joint_terms(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return losses and which lists count, (M + 1, B), and the gradients of stages and survival, (M, B, N)."""
     stages, lists, n = scores.shape
-    if n > long_joint.LONGEST:
-        return long_joint.long_joint_terms(scores, labels, mask, cuts, k, above, law, tau, alpha)
     losses, counted, own, joint = _fake(scores)
     x, y, tile = scores.contiguous(), labels.contiguous(), tiling(n)
     at = torch.empty(len(cuts), dtype=torch.int64, device=x.device)
@@ -170,7 +208,7 @@ fused = registered(fused_joint_terms, _fake, _on_cpu, _setup, _backward)
 def joint_terms_triton(scores: Sequence[Tensor], task: JointTask) -> tuple[Tensor, Tensor]:
     """Return the result of `recsys_topk.ops.losses.joint_terms.joint_terms`."""
     labels, mask, k, quotas, above, law, _ = task
+    assert law is not None
     stacked, one = torch.stack(list(scores)), -1 if k is None else k
     losses, counted, _, _ = fused(stacked, labels, mask, list(quotas or ()), one, above, law.name, law.tau, law.alpha)
-    means = losses.sum(1) / divisor(counted.sum(1), losses.dtype)
-    return means[:-1], means[-1]
+    return mean_terms(losses, counted)

@@ -162,19 +162,14 @@ def balance(z, real, tied, larger, gap, k, LAW: tl.constexpr):  # noqa: N803
 @triton.jit
 def balance_at(z, top, rest, gap, b, LAW: tl.constexpr):  # noqa: N803
     """Return h and -h' of `balance` at b; `top` and `rest` are the shares of the items in T and R."""
-    sum_p, sum_q, rising, falling, scale = balance_sums(z, top, rest, gap, b, LAW)
-    return tl.log(sum_p / sum_q) + scale, rising / sum_p + falling / sum_q
-
-
-@triton.jit
-def balance_sums(z, top, rest, gap, b, LAW: tl.constexpr):  # noqa: N803
-    """Return the two sums of `balance_at`, the same weighted by slopes, and the log of their scales, (ROWS,) each."""
     log_p, log_q, rise, fall = tails(z - b[:, None], LAW)
     at_cut, _, _, _ = tails(-b, LAW)  # the largest log p of R, and the largest log q of T
     _, at_kept, _, _ = tails(gap - b, LAW)
     p = tl.where(rest > 0.0, rest * tl.exp(log_p - at_cut[:, None]), 0.0)
     q = tl.where(top > 0.0, top * tl.exp(log_q - at_kept[:, None]), 0.0)
-    return tl.sum(p, axis=1), tl.sum(q, axis=1), tl.sum(p * rise, axis=1), tl.sum(q * fall, axis=1), at_cut - at_kept
+    sum_p, sum_q = tl.sum(p, axis=1), tl.sum(q, axis=1)
+    slope = tl.sum(p * rise, axis=1) / sum_p + tl.sum(q * fall, axis=1) / sum_q
+    return tl.log(sum_p / sum_q) + (at_cut - at_kept), slope
 
 
 @triton.jit
@@ -242,28 +237,22 @@ def item_terms(x, real, true, kept, cut, k, tau, alpha, LAW: tl.constexpr):  # n
             u = z - balance(z, real, tied, larger, gap, k, LAW)[:, None]
         else:
             u = z - clip_threshold(z, gap, k)[:, None]
-        w = density(u, real, nearest(u, real), LAW)
+        w = density(u, real, LAW)
         w = w / tl.maximum(tl.sum(w, axis=1), LEAST)[:, None]
     item, d = law_terms(u, real, true, tau, LAW)
     return u, item, d, w
 
 
 @triton.jit
-def nearest(u, real):
-    """Return the smallest abs(u) of each list, (ROWS,)."""
-    return tl.min(tl.where(real, tl.abs(u), float("inf")), axis=1)
-
-
-@triton.jit
-def density(u, real, near, LAW: tl.constexpr):  # noqa: N803
+def density(u, real, LAW: tl.constexpr):  # noqa: N803
     """Return the derivative of the threshold with respect to the scores, up to a factor, for all laws but DFTOPK.
 
     It is relative to the nearest item, so that it is finite however far all items are. The sum over the items is at
     least LEAST, or 0.
     """
     if (LAW == LOGISTIC) | (LAW == LAPLACE):
-        far = tl.abs(u)
-        w = tl.where(real, tl.exp(near[:, None] - far), 0.0)
+        far = tl.where(real, tl.abs(u), float("inf"))
+        w = tl.where(real, tl.exp(tl.min(far, axis=1)[:, None] - far), 0.0)
         if LAW == LOGISTIC:
             inverse = 1.0 / (1.0 + tl.exp(-far))
             w = w * inverse * inverse

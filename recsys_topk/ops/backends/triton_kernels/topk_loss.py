@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from recsys_topk.ops.backends.triton_kernels import long_lists
 from recsys_topk.ops.backends.triton_kernels.launch import LARGEST_INT, registered, value_and_gradient
 from recsys_topk.ops.backends.triton_kernels.rows import (
     FENCHEL_YOUNG,
@@ -92,8 +91,6 @@ def fused_topk_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the losses, (B,), which lists count, (B,), and the gradient, (B, N), or (B, 0) if it is not wanted."""
     lists, n = scores.shape
-    if n > long_lists.LONGEST:
-        return long_lists.long_topk_loss(scores, labels, mask, ks, k, above, law, tau, alpha, wants)
     loss, counted, gradient = _fake(scores, wants)
     x, tile = scores.contiguous(), tiling(n)
     if lists:
