@@ -5,6 +5,9 @@ new items arrive. Day by day, the true utility of what is shown, when the cascad
 again every night on clicks and shown items (`clicks`), or on the log of the whole funnel (`funnel`). `popular` shows
 the items with the most clicks of the last days. On the first day, the most popular of 39 random items are shown, in all
 cases. Every (seed, case, day) has a file in FOLDER, so the same command resumes. docs/online.md has the result.
+
+With `--answered`, a fifth case is trained on what no service can log: the whole funnel, and whether the user would have
+clicked on the items that were not shown.
 """
 
 import argparse
@@ -115,6 +118,37 @@ class Population:
             self.clicked[user].append(item)
 
 
+def chances(log, world, items=None):
+    """Return the true probability of a click on each item of a log, or on other items at its place."""
+    item = log["item"].to_numpy() if items is None else items
+    utility = world.utility(log["user"].to_numpy(), log["time"].to_numpy(), item[:, None])[:, 0]
+    return 1 / (1 + np.exp(1.5 - utility))
+
+
+def was_shown(log):
+    """Return whether each item of a log was shown."""
+    return np.isin(log["stage"].to_numpy(zero_copy_only=False), ["clicked", "shown"])
+
+
+def answered(log, world, seed):
+    """Return a log with the answers that the users would have given to the items that were not shown."""
+    click = np.random.default_rng(seed).random(len(log)) < chances(log, world)
+    stage = np.where(was_shown(log), log["stage"].to_numpy(zero_copy_only=False), np.where(click, "clicked", "shown"))
+    return log.set_column(log.schema.get_field_index("stage"), "stage", pa.array(stage))
+
+
+def answers_by_stage(seed, options):
+    """Return the true probability of a click in the funnel's log of each later day: shown, not shown, random items."""
+    world = World.make(WorldConfig(**WORLD, days=options.days, seed=seed))
+    people, rng, found = Population(world, seed), np.random.default_rng(0), []
+    for day in range(1, options.days):
+        log = pa.parquet.read_table(result_path(options, seed, "funnel", day).with_suffix(".parquet"))
+        chance, shown = chances(log, world), was_shown(log)
+        random = chances(log, world, rng.choice(people.items(day), len(log)))
+        found.append([float(part.mean()) for part in (chance[shown], chance[~shown], random)])
+    return found
+
+
 def first_day(people):
     """Return a recommender of the most appealing of 39 random items."""
     rng, appeal = np.random.default_rng([people.seed, 10_000]), people.world.appeal
@@ -215,7 +249,9 @@ def run(seed, arm, options):
             continue
         window = logs[:1] if arm == "frozen" else logs[-options.window :]
         if arm == "clicks":
-            window = [log.filter(pa.compute.is_in(log["stage"], pa.array(["clicked", "shown"]))) for log in window]
+            window = [log.filter(pa.array(was_shown(log))) for log in window]
+        elif arm == "answered":
+            window = [answered(log, world, [seed, number]) for number, log in enumerate(logs)][-options.window :]
         if day and arm != "popular" and (arm != "frozen" or serve is None):
             shutil.rmtree(folder := path.with_suffix(""), ignore_errors=True)
             serve = train(window, world, folder, seed, options)
@@ -241,7 +277,7 @@ def summary(results):
     The interval is that of a bootstrap over seeds, and over days within a seed.
     """
     rng, found = np.random.default_rng(0), {}
-    for arm in [arm for arm in ARMS if arm != "funnel"]:
+    for arm in [arm for arm in results[0] if arm != "funnel"]:
         apart = np.array([np.subtract(one["funnel"], one[arm]) for one in results])
         apart = apart[:, apart.shape[1] // 2 :]
         seeds, days = apart.shape
@@ -264,7 +300,7 @@ def draw(results, path):
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
-    for arm in ARMS:
+    for arm in results[0]:
         lines = np.array([one[arm] for one in results])
         axes.plot(lines.mean(0), label=arm, marker="o", markersize=3)
         axes.fill_between(range(lines.shape[1]), lines.min(0), lines.max(0), alpha=0.2)
@@ -286,22 +322,30 @@ def main():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     parser.add_argument("--lr", type=float, default=0.03)
     parser.add_argument("--loss", default="bce")
+    parser.add_argument("--answered", action="store_true", help="add the case with all answers")
     parser.add_argument("--export", action="store_true", help="answer with an export, not with the weights in memory")
     options = parser.parse_args()
     folder = Path(options.folder)
     (folder / "days").mkdir(parents=True, exist_ok=True)
-    settings = {name: value for name, value in vars(options).items() if name not in ("folder", "jobs", "seeds")}
+    free = ("folder", "jobs", "seeds", "answered")  # may differ when a command resumes
+    settings = {name: value for name, value in vars(options).items() if name not in free}
     if (folder / "options.json").exists() and json.loads((folder / "options.json").read_text()) != settings:
         parser.error(f"{options.folder} has results of other options; use another folder")
     write_whole(folder / "options.json", json.dumps(settings))
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-        for done in [pool.submit(run, seed, arm, options) for seed in seeds for arm in ARMS]:
-            done.result()
+    arms = [*ARMS, *(["answered"] if options.answered else [])]
+    cases = [(seed, arm, options) for seed in seeds for arm in arms]
+    if options.jobs == 1:
+        for case in cases:
+            run(*case)
+    else:
+        with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+            for done in [pool.submit(run, *case) for case in cases]:
+                done.result()
     results = [
         {
             arm: [json.loads(result_path(options, seed, arm, day).read_text()) for day in range(options.days)]
-            for arm in ARMS
+            for arm in arms
         }
         for seed in seeds
     ]
@@ -309,7 +353,9 @@ def main():
     content = {"options": {**settings, "seeds": options.seeds}, "differences": differences, "utility": results}
     write_whole(folder / "closed_loop.json", json.dumps(content, indent=1))
     draw(results, folder / "closed_loop.svg")
-    for arm in ARMS:
+    shown, unshown, random = np.mean([answers_by_stage(seed, options) for seed in seeds], axis=(0, 1))
+    print(f"funnel: true probability of a click: {shown:.3f} shown, {unshown:.3f} not shown, {random:.3f} random items")
+    for arm in arms:
         last = [np.mean(one[arm][-(options.days // 2) :]) for one in results]
         print(f"{arm:8} mean of the second half, by seed: {' '.join(f'{value:.3f}' for value in last)}")
     for name, one in differences.items():
