@@ -171,11 +171,12 @@ def most_clicked(tables):
 def train(tables, world, folder, seed, options):
     """Train a cascade on the logs of some days; return a function from items to a recommender of these items."""
     pl.seed_everything(seed, verbose=False)
+    held_out = max(0.02, 10 / options.requests)  # every split needs a list
     data = Log(
         pa.concat_tables(tables), request="request", item="item", stage="stage", user="user", time="time",
-        history="history", labels=LABELS, features=FEATURES, split="fraction", val_fraction=0.02, test_fraction=0.02,
-        train_negatives=options.negatives, negative_source="uniform", batch_size=options.batch_size, history_length=20,
-        seed=seed, cache_dir=str(folder / "prepared"),
+        history="history", labels=LABELS, features=FEATURES, split="fraction", val_fraction=held_out,
+        test_fraction=held_out, train_negatives=options.negatives, negative_source="uniform",
+        batch_size=options.batch_size, history_length=20, seed=seed, cache_dir=str(folder / "prepared"),
     )  # fmt: skip
     data.prepare_data()
     model = CascadeModule(data.schema, STAGES, loss=options.loss, k=SHOWN, lr=options.lr, init_std=0.1, dim=options.dim)
