@@ -1,6 +1,8 @@
 """The examples run as a user would run them."""
 
+import argparse
 import ast
+import json
 import os
 import runpy
 import subprocess
@@ -65,11 +67,11 @@ def test_inverse_propensities_beat_naive_training_for_five_seeds(monkeypatch, ca
 
 
 def test_users_of_the_closed_loop_see_and_click_what_is_logged():
-    """tests/experiments/test_online_page.py runs the whole example."""
     example = runpy.run_path(str(ROOT / "examples" / "closed_loop.py"))
     config = example["WorldConfig"](users=30, items=400, days=2, new_items=50, seed=1)
     world = example["World"].make(config)
-    best, random = (example["Population"](world, seed=3) for _ in range(2))
+    best, random, later = (example["Population"](world, seed=3) for _ in range(3))
+    rng = np.random.default_rng(0)
     assert 50 < len(best.items(1)) - len(best.items(0)) + 30 < 110
 
     def oracle(users):
@@ -79,7 +81,7 @@ def test_users_of_the_closed_loop_see_and_click_what_is_logged():
         return there[np.argsort(-utility, axis=1)][:, :39].tolist()
 
     table, high = best.visit(1, 200, oracle)
-    _, low = random.visit(1, 200, lambda users: [random.rng.permutation(random.items(1))[:39].tolist() for _ in users])
+    _, low = random.visit(1, 200, lambda users: [rng.permutation(random.items(1))[:39].tolist() for _ in users])
     assert high > low + 1
     rows = table.to_pandas()
     stages = rows.groupby("request")["stage"].value_counts().unstack(fill_value=0)
@@ -89,6 +91,49 @@ def test_users_of_the_closed_loop_see_and_click_what_is_logged():
     assert set(stages["retrieved"]) <= {29, 30}  # the item that is shown at random may be in the list already
     assert sum(map(len, best.clicked.values())) == stages["clicked"].sum()
     assert rows["history"].map(len).max() <= 20
+    later.remember(table)
+    assert later.clicked == best.clicked
+    told = example["answered"](table, world, seed=0).to_pandas()["stage"]
+    shown = rows["stage"].isin(["clicked", "shown"])
+    assert (told[shown] == rows["stage"][shown]).all()
+    unshown = rows[~shown]
+    utility = world.utility(*(unshown[name].to_numpy() for name in ("user", "time")), unshown[["item"]].to_numpy())
+    assert abs((told[~shown] == "clicked").mean() - (1 / (1 + np.exp(1.5 - utility))).mean()) < 0.02
+
+
+def test_closed_loop_resumes_with_the_same_result(tmp_path):
+    """tests/experiments/test_online_page.py runs the command, with exports."""
+    example = runpy.run_path(str(ROOT / "examples" / "closed_loop.py"))
+    options = argparse.Namespace(
+        folder=str(tmp_path), days=3, requests=100, window=2, epochs=1, batch_size=64, negatives=10, dim=4, lr=0.01,
+        loss="bce", export=False,
+    )  # fmt: skip
+    days = tmp_path / "days"
+    days.mkdir()
+
+    def utilities(arm):
+        example["run"](0, arm, options)
+        return [json.loads((days / f"0-{arm}-{day}.json").read_text()) for day in range(3)]
+
+    results = {arm: utilities(arm) for arm in example["ARMS"]}
+    assert len({days[0] for days in results.values()}) == 1  # the first day is the same for all
+    assert results["frozen"][:2] == results["funnel"][:2]
+    assert results["frozen"][2] != results["funnel"][2]
+    assert results["clicks"][1] != results["funnel"][1]
+    for arm, day in (("frozen", 2), ("clicks", 2)):  # as if the process had been killed on that day
+        (days / f"0-{arm}-{day}.json").unlink()
+        (days / f"0-{arm}-{day}.parquet").write_bytes(b"half a file")
+        assert utilities(arm) == results[arm]
+
+
+def test_differences_of_the_closed_loop_are_those_of_the_second_half():
+    example = runpy.run_path(str(ROOT / "examples" / "closed_loop.py"))
+    zero, rising = [0.0] * 4, [0.0, 9.0, 1.0, 2.0]
+    results = [dict.fromkeys(example["ARMS"], zero) | {"funnel": rising} for _ in range(2)]
+    found = example["summary"](results)["funnel - clicks"]
+    assert found["mean"] == 1.5
+    assert found["seeds"] == [1.5, 1.5]
+    assert found["interval"] == [1.0, 2.0]
 
 
 class StandInTrainer:

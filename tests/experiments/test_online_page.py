@@ -52,8 +52,10 @@ def test_ten_commands_run_as_written(
     assert "new rows: " in output[6]
     assert output[7] == "grown: 2024-01-16\n"
     assert (tmp_path / "current").resolve() == tmp_path / "runs" / "online" / "exports" / "2024-01-16"
-    (seed,) = json.loads((tmp_path / "loop" / "closed_loop.json").read_text())
-    assert {arm: len(days) for arm, days in seed.items()} == {"frozen": 3, "clicks": 3, "funnel": 3}
-    assert len({days[0] for days in seed.values()}) == 1  # the first day is the same for all
-    assert seed["frozen"][:2] == seed["funnel"][:2]
+    (seed,) = json.loads((tmp_path / "loop" / "closed_loop.json").read_text())["utility"]
+    assert {arm: len(days) for arm, days in seed.items()} == dict.fromkeys(("popular", "frozen", "clicks", "funnel"), 3)
     assert (tmp_path / "loop" / "closed_loop.svg").read_text().count("true utility")
+    monkeypatch.setattr(sys, "argv", [*commands[9][1:2], "weights", *commands[9][3:-1]])  # without --export
+    runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+    (other,) = json.loads((tmp_path / "weights" / "closed_loop.json").read_text())["utility"]
+    assert other == seed
