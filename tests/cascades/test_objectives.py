@@ -131,6 +131,15 @@ def test_lists_without_positives_are_skipped() -> None:
     assert all(float(x.grad.abs().max()) == 0.0 for x in scores)
 
 
+@pytest.mark.parametrize("name", ["dftopk", "lapsum"])
+def test_lists_of_no_items_with_item_weights_give_zero(name: str) -> None:
+    scores = [torch.zeros(3, 0, requires_grad=True) for _ in range(2)]
+    empty = torch.zeros(3, 0)
+    output = JointObjective(losses.get(name), 2)(scores, empty, quotas=(3, 2), k=2, item_weights=empty)
+    output.total.backward()
+    assert float(output.total.detach()) == 0.0
+
+
 def test_joint_with_a_loss_without_operator_raises() -> None:
     class NoOperator(DFTopKLoss):
         def __init__(self) -> None:

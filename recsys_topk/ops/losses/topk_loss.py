@@ -101,7 +101,7 @@ def counted_lists(
 ) -> CountedLists:
     """Return which lists count and which of their items are true; for the arguments see `topk_loss`."""
     weights: Tensor | None = None
-    if item_weights is not None:
+    if item_weights is not None and labels.shape[1]:
         weights = item_weights.detach().to(labels.dtype)
         weights = weights if mask is None else torch.where(mask, weights, 0.0)
         mask = weights > 0
