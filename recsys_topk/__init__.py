@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from recsys_topk.serving.recommend import CascadeRecommender as CascadeRecommender
     from recsys_topk.strategies.torchrec import TorchRecStrategy as TorchRecStrategy
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __getattr__, __dir__ = attach(
     __name__, ["cascades", "datamodules", "losses", "metrics", "operators", "ops", "reference"]
