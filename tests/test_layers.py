@@ -12,7 +12,20 @@ import recsys_topk
 PACKAGE = Path(recsys_topk.__file__).parent
 
 # Modules that every other module may import.
-BASE = {"lazy", "options", "numerics", "processes", "checks", "registry", "spec", "trust", "files", "types", "text"}
+BASE = {
+    "lazy",
+    "options",
+    "numerics",
+    "processes",
+    "checks",
+    "registry",
+    "spec",
+    "trust",
+    "files",
+    "types",
+    "text",
+    "machine",
+}
 # package -> packages that it may import besides itself and BASE. "a.b" allows only that module of a package.
 ALLOWED: dict[str, set[str]] = {
     **{name: set() for name in BASE},
@@ -45,7 +58,7 @@ ALLOWED["__init__"] = LIBRARY | {"runs"}
 LIGHT = {*BASE, "ops", "operators", "losses"}
 HEAVY = {"lightning", "torchrec", "datasets", "wandb", "torchmetrics", "pyarrow", "pandas", "jsonargparse", "yaml"}
 # These packages run without torch, except the modules of EXCEPTIONS.
-WITHOUT_TORCH = {"lazy", "files", "types", "text", "tabular", "serving"}
+WITHOUT_TORCH = {"lazy", "files", "types", "text", "machine", "tabular", "serving"}
 TORCH = {"torch", "lightning", "torchrec", "torchmetrics", "datasets"}
 # Modules of `trust` that read files for a parser. They use yaml and jsonargparse; no light module imports them.
 # `recsys_topk.trust` itself needs only the standard library.

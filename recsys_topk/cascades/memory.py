@@ -12,7 +12,7 @@ from recsys_topk.cascades.cascade import Cascade
 from recsys_topk.cascades.layout import EmbeddingLayout, dimensions, untie_history
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.tables import place_of_tables, tables_on_meta
-from recsys_topk.checks import MEMORY_SHARE, check_budget
+from recsys_topk.machine import MEMORY_SHARE, check_budget
 from recsys_topk.tabular.schema import Schema
 
 _FLOAT: Final = 4

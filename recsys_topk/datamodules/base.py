@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 
-from recsys_topk.checks import check_budget
 from recsys_topk.datamodules.batch import CascadeBatch
 from recsys_topk.datamodules.catalogue import Catalogue
 from recsys_topk.datamodules.hyper_parameters import data_spec, hyper_parameters
@@ -22,6 +21,7 @@ from recsys_topk.datamodules.negatives.expansion import NegativeMix, check_mix, 
 from recsys_topk.datamodules.negatives.shared import against_catalogue, expand_shared
 from recsys_topk.datamodules.prepare.progress import Progress, StepBars
 from recsys_topk.datamodules.shard import Shard, ShardBatch
+from recsys_topk.machine import check_budget
 from recsys_topk.registry import Registry
 from recsys_topk.spec import Recorded, build
 from recsys_topk.tabular.export_tables import ItemTable, UserTable, newest_rows

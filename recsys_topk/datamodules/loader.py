@@ -194,9 +194,10 @@ class ShardLoader:
         return np.random.default_rng([self.seed, epoch, shard.order_key]).permutation(order) if self.shuffle else order
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the epoch: the pass, the shard and the number of its requests already returned.
+        """Return the position in the epoch: the shard and the number of its requests already returned.
 
-        The shard is None at the end of an epoch.
+        The shard is None at the end of an epoch. If an epoch reads the shards several times, the number of the pass is
+        part of the position.
         """
         over = self._given == len(self)
         read, place = divmod(min(self._given, len(self) - 1), len(self.slices))
@@ -204,7 +205,7 @@ class ShardLoader:
         return {
             "seed": self.seed,
             "epoch": self.epoch,
-            "pass": read,
+            **({"pass": read} if self.passes > 1 else {}),
             "shard": None if over else self.shards[piece.shard].name,
             "offset": 0 if over else piece.start,
             "global_batch": self.batch_size * self.processes,

@@ -14,8 +14,8 @@ from lightning.pytorch.callbacks import Callback
 from recsys_topk.cascades.memory import check_memory, plan_memory
 from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.stage import StageConfig
-from recsys_topk.checks import machine_memory
 from recsys_topk.datamodules import Schema
+from recsys_topk.machine import machine_memory
 from recsys_topk.registry import suggest
 from recsys_topk.runs.checkpoint import check_is_file
 from recsys_topk.runs.directory import check_name

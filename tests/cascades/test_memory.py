@@ -14,9 +14,9 @@ from recsys_topk.cascades.module import CascadeModule
 from recsys_topk.cascades.optimizers import table_collections
 from recsys_topk.cascades.stage import StageConfig
 from recsys_topk.cascades.tables import table_weights
-from recsys_topk.checks import machine_memory
 from recsys_topk.datamodules import RecFlowDataModule
 from recsys_topk.datamodules.simulator.simulation import WorldConfig, simulate
+from recsys_topk.machine import machine_memory
 from recsys_topk.runs import preflight
 from recsys_topk.tabular.schema import Feature, Schema, Table
 from tests.cascades.batches import random_batch, recflow_like_schema
@@ -150,7 +150,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_allocated(
     options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `test`, `export` and `load_from_checkpoint` build a model, with the numbers of a checkpoint."""
-    monkeypatch.setattr("recsys_topk.checks.machine_memory", lambda: 2**30)
+    monkeypatch.setattr("recsys_topk.machine.machine_memory", lambda: 2**30)
     schema = options.pop("schema", large_schema(10_000_000 if "transitions" in str(options) else 1000))
     with pytest.raises(ValueError) as refused:  # noqa: PT011
         CascadeModule(schema, **{"stages": STAGES[:1], **options})

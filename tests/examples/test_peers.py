@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import runpy
 import sys
 from pathlib import Path
 
@@ -160,3 +161,18 @@ def test_frames_and_files_have_the_same_digest(peers, clicks):
     data.prepare_data()
     digests = {peers["protocol"].Split(peers["export_split"].export(one)).digest for one in (data, data_of(clicks))}
     assert len(digests) == 1
+
+
+def test_logs_of_other_kinds_are_what_their_names_say(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["other_logs.py", str(tmp_path)])
+    runpy.run_path(str(FOLDER / "other_logs.py"), run_name="__main__")
+    logs = {path.stem: np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.int64) for path in tmp_path.glob("*.csv")}
+    pairs = {name: 1 - len(np.unique(log[:, :2], axis=0)) / len(log) for name, log in logs.items()}
+    assert pairs["repeat"] > 0.4 > 0.1 > pairs["retail"]
+    lengths = np.unique(logs["sessions"][:, 0], return_counts=True)[1]
+    assert 2 <= lengths.min() <= lengths.max() <= 8
+    newest = np.argsort(logs["drift"][:, 2])[-len(logs["drift"]) // 10 :]
+    before = np.delete(logs["drift"][:, 1], newest)
+    static = logs["noorder"][np.argsort(logs["noorder"][:, 2])]
+    old, new = np.split(static[:, 1], [len(static) * 9 // 10])
+    assert 1 - np.isin(logs["drift"][newest, 1], before).mean() > 0.1 > 1 - np.isin(new, old).mean()

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+from recsys_topk.datamodules import WorldConfig
+from recsys_topk.datamodules.simulator.embedded import embedded_root
 from tests import wandb_files
 from tests.conftest import TINY_WORLD, Result
 
@@ -194,9 +196,11 @@ def test_stream_resumes_with_new_days_and_fails_if_old_days_are_missing(
     warm_python: list[str],
     in_process: Callable[..., Result],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A stream to which the last day is added later equals a stream that had all days from the start."""
-    (world,) = (Path(environment["RECSYS_TOPK_CACHE"]) / "worlds").glob("40x300-*")
+    monkeypatch.setenv("RECSYS_TOPK_CACHE", environment["RECSYS_TOPK_CACHE"])
+    world = embedded_root(WorldConfig(users=40, items=300, days=4, requests=120))
     shutil.copytree(world, tmp_path / "world")
     last, first = (next((tmp_path / "world").rglob(f"all_stage/*{day}*")) for day in (DAYS[-1], DAYS[0]))
     command = ["stream", "--losses", "perturbed", "--seeds", "1", "--out", "s", "--data.root", "world", *OPTIONS]

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from recsys_topk.checks import check_budget
 from recsys_topk.datamodules.recflow.days import midnight, parse_day
+from recsys_topk.machine import check_budget
 from recsys_topk.registry import suggest
 from recsys_topk.types import Array
 

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
-from recsys_topk.checks import machine_memory
 from recsys_topk.datamodules.prepare.engine.base import Engine, EngineTable, cleaned
 from recsys_topk.datamodules.prepare.engine.chunks import ChunkWriter, converted
 from recsys_topk.datamodules.prepare.progress import Progress
+from recsys_topk.machine import machine_memory
 from recsys_topk.tabular.tables.reader import TableReader
 
 _MEMORY: Final = 100 << 20
