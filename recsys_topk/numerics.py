@@ -13,6 +13,9 @@ from recsys_topk.processes import divisor
 
 LOG2 = math.log(2.0)
 
+# Sums of weights that differ by less than this part of them are equal: ten weights of 0.1 reach 1.
+SLACK = 8.0 * 2.0**-23
+
 # exp and log1p are up to sixty times slower where the result is a subnormal number. Exponents are clamped to these
 # bounds: above them the functions are fast, and smaller values are negligible in every sum they enter.
 LOWEST_EXPONENT = {torch.float32: -80.0, torch.float64: -700.0}

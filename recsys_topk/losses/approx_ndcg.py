@@ -10,10 +10,11 @@ from typing_extensions import Unpack
 
 from recsys_topk.checks import check_positive
 from recsys_topk.losses.base import LossOptions, RankingLoss
+from recsys_topk.numerics import SLACK
 from recsys_topk.ops.losses.dcg import Gain, check_gain, discount, normalised_gains
 from recsys_topk.ops.losses.soft_ranks import soft_ranks
 from recsys_topk.ops.selection.kth_pair import kth_pair
-from recsys_topk.ops.selection.weighted import SLACK, weighted_pair
+from recsys_topk.ops.selection.weighted import weighted_pair
 
 
 class ApproxNDCGLoss(RankingLoss):

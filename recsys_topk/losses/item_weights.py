@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from recsys_topk.losses.skipped_lists import replace_skipped
-from recsys_topk.numerics import full_mask, is_full
+from recsys_topk.numerics import SLACK, full_mask, is_full
 from recsys_topk.ops.dispatch import may_read
 from recsys_topk.ops.losses.find_positives import find_positives
-from recsys_topk.ops.selection.weighted import SLACK
 
 if TYPE_CHECKING:
     from recsys_topk.losses.base import RankingLoss

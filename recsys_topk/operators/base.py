@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from recsys_topk.checks import check_finite, check_fractional_k, check_k, check_lists, check_positive
-from recsys_topk.numerics import at_least_float32, float32_island, full_mask, is_full
+from recsys_topk.numerics import SLACK, at_least_float32, float32_island, full_mask, is_full
 from recsys_topk.operators.score_scale import BATCHES, Tau, squared_deviations, updated_scale
 from recsys_topk.ops.dispatch import is_eager, may_read
 from recsys_topk.ops.selection.count_true import count_true
@@ -243,14 +243,15 @@ class TopKOperator(Recorded, nn.Module, ABC):
         w = torch.where(valid, w, 0.0)
         total = w.sum(1)
         ks = k.to(x.dtype) if isinstance(k, Tensor) else torch.full_like(total, k)
-        proper = (ks > 0) & (ks < total)
+        whole = (1.0 - SLACK) * total  # ten weights of 0.1 have the sum 1
+        proper = (ks > 0) & (ks < whole)
         # Lists with k = 0 or k >= the total weight have an exact result. Equal scores replace them below.
         row = proper[:, None]
         inner = valid & row
         selection = self.select_weighted(
             torch.where(inner, x, 0.0), torch.where(proper, ks, 1.0), valid | ~row, torch.where(row, w, 1.0)
         )
-        everything = valid & (ks >= total)[:, None]
+        everything = valid & (ks >= whole)[:, None]
         log_p = torch.where(everything, 0.0, torch.full_like(x, -math.inf))
         log_q = torch.where(everything, -math.inf, torch.zeros_like(x))
         return SoftSelection(

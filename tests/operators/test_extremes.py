@@ -79,3 +79,13 @@ def test_float32_far_from_zero_agrees_with_float64(name):
 def test_sinkhorn_is_finite_where_squares_overflow():
     x = 1e30 * torch.tensor([[1.0, -0.7, 0.2, -1.0], [1.0, 1.0, 1.0, 1.0]])
     torch.testing.assert_close(operators.get("sinkhorn")(x, 3).p, torch.full((2, 4), 0.75), atol=1e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize("name", ["dftopk", "sigmoid", "lapsum", "sparse"])
+def test_a_k_that_is_the_rounded_sum_of_the_weights_selects_all(name):
+    """Ten weights of 0.1 have the sum 1.0000001 in float32."""
+    x = torch.arange(10.0)[None].requires_grad_()
+    p = operators.get(name)(x, torch.tensor([1]), item_weights=torch.full((1, 10), 0.1)).p
+    p.sum().backward()
+    assert torch.equal(p, torch.ones(1, 10))
+    assert torch.equal(x.grad, torch.zeros(1, 10))

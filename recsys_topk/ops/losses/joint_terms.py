@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import add_eps, full_mask
+from recsys_topk.numerics import SLACK, add_eps, full_mask
 from recsys_topk.ops.backends.machine_code import Kernel
 from recsys_topk.ops.backends.task import STAGE_ROWS, Task, address_of, run
 from recsys_topk.ops.dispatch import (
@@ -27,7 +27,6 @@ from recsys_topk.ops.dispatch import (
 from recsys_topk.ops.losses.survival import survival_logs
 from recsys_topk.ops.losses.topk_loss import bounded_logs, counted_lists
 from recsys_topk.ops.selection.membership import Law
-from recsys_topk.ops.selection.weighted import SLACK
 from recsys_topk.processes import divisor, divisors
 
 LONGEST_ON_GPU = 4096  # items of a list; one program holds whole lists

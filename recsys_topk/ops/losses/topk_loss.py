@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from recsys_topk.numerics import full_mask
+from recsys_topk.numerics import SLACK, full_mask
 from recsys_topk.ops.backends.machine_code import Kernel
 from recsys_topk.ops.backends.task import Task, address_of, run
 from recsys_topk.ops.dispatch import is_float32, is_real, may_read, operation, runs_triton
@@ -20,7 +20,7 @@ from recsys_topk.ops.selection.clip import clip_threshold
 from recsys_topk.ops.selection.count_true import count_true
 from recsys_topk.ops.selection.from_threshold import from_threshold
 from recsys_topk.ops.selection.membership import CLAMP, Law, membership_logs
-from recsys_topk.ops.selection.weighted import SLACK, weighted_pair
+from recsys_topk.ops.selection.weighted import weighted_pair
 from recsys_topk.processes import divisor, divisors
 
 LONGEST_ON_GPU = 8192  # items of a list; one program holds whole lists

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recsys_topk.numerics import LOG2, is_full
+from recsys_topk.numerics import LOG2, SLACK, is_full
 from recsys_topk.ops.backends.jit import Loop
 from recsys_topk.ops.backends.parallel import number_of_parts, run_parts
 from recsys_topk.ops.backends.task import WIDTH
@@ -17,9 +17,6 @@ from recsys_topk.ops.dispatch import is_float32, is_real, operation
 from recsys_topk.ops.selection.kth_pair import kth_pair
 
 _PAIR_LISTS = Loop("recsys_topk.ops.backends.compiled.selection:pair_lists")
-
-# Sums of weights that differ by less than this part of them are equal: ten weights of 0.1 reach 1.
-SLACK = 8.0 * 2.0**-23
 
 # Steps of `balance` that at least halve the error, and steps that square it.
 HALVING, SQUARING = 7, 6

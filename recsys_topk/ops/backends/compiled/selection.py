@@ -22,7 +22,7 @@ from recsys_topk.ops.backends.task import FENCHEL_YOUNG, WIDTH
 
 # Number of items whose weights are added in float32. Weights of 0.1 must not miss a sum of 1 by more than SLACK of it.
 CHUNK = 8 * WIDTH
-SLACK = 8.0 * 2.0**-23  # as in recsys_topk.ops.selection.weighted
+SLACK = 8.0 * 2.0**-23  # as in recsys_topk.numerics
 
 
 class Facts(NamedTuple):
